@@ -1,0 +1,7 @@
+"""linattn: linear attention, gated linear attention and delta rules, exact and O(N D) in memory."""
+
+from linattn._backends import Backend, backends
+from linattn.ops import linear_attention
+
+__version__ = "0.1.0"
+
