@@ -100,7 +100,7 @@ def quadratic(
         weights = scale * torch.einsum("bihd,bjhd->bhij", q, k) + bias
     else:
         g = log_decay if log_decay.dim() == 4 else log_decay[..., None]  # [B, N, H, Dk or 1]
-        in_span = later[:, :, None] & later.tril(-1).T[None]  # [i, t, j]: j < t <= i
+        in_span = later[:, :, None] & later.tril(-1)[None]  # [i, t, j]: j < t <= i
         span = torch.where(in_span[None, :, :, :, None, None], g[:, None, :, None], 0).sum(2)
         kept = span.exp()  # [B, i, j, H, Dk or 1]
         weights = scale * torch.einsum("bihd,bjhd,bijhd->bhij", q, k, kept.expand(
