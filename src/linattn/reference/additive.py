@@ -32,7 +32,7 @@ def token_loop(
             S = decay_state(S, log_decay[:, t])
         S = S + torch.einsum("bhk,bhv->bhkv", k[:, t], v[:, t])
         o.append(scale * torch.einsum("bhkv,bhk->bhv", S, q[:, t]))
-    return torch.stack(o, dim=1) if o else torch.zeros_like(v), S
+    return torch.stack(o, dim=1) if o else v, S  # no token: v is an empty o
 
 
 def every_token_sees_all(

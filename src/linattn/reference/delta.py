@@ -37,4 +37,4 @@ def token_loop(
         written = beta[:, t, :, None] * (v[:, t] - recalled)  # [B, H, Dv]
         S = S + torch.einsum("bhk,bhv->bhkv", k[:, t], written)
         o.append(scale * torch.einsum("bhkv,bhk->bhv", S, q[:, t]))
-    return torch.stack(o, dim=1) if o else torch.zeros_like(v), S
+    return torch.stack(o, dim=1) if o else v, S  # no token: v is an empty o
