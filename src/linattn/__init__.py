@@ -5,3 +5,4 @@ from linattn.ops import linear_attention
 
 __version__ = "0.1.0"
 
+__all__ = ["Backend", "__version__", "backends", "linear_attention"]

@@ -1,8 +1,9 @@
-"""What `linear_attention` accepts: every refusal names the argument, what it got and what it needs."""
+"""What `linear_attention` accepts: a refusal names the argument, what it got, what it needs."""
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import NoReturn
 
 import torch
@@ -16,7 +17,9 @@ def state_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def reject(name: str, got: object, expected: str, *, kind: type[Exception] = ValueError) -> NoReturn:
+def reject(
+    name: str, got: object, expected: str, *, kind: type[Exception] = ValueError
+) -> NoReturn:
     """Raise `kind` in the one form that all errors here share."""
     raise kind(f"{name}: got {got}; expected {expected}")
 
@@ -151,7 +154,7 @@ def sequence_bounds(cu_seqlens: Tensor, N: int) -> list[int]:
         reject("cu_seqlens", f"a first value of {bounds[0]}", "0")
     if bounds[-1] != N:
         reject("cu_seqlens", f"a last value of {bounds[-1]}", f"N = {N}")
-    for i, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for i, (start, stop) in enumerate(pairwise(bounds)):
         if stop < start:
             reject("cu_seqlens", f"{start} then {stop} at {i}", "values that never fall")
     return bounds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from linattn import _contracts
 from linattn import _validation as check
 from linattn._backends import choose
 
@@ -103,7 +104,11 @@ def linear_attention(
     scale = q.shape[3] ** -0.5 if scale is None else scale
     check.require_number("scale", scale)
     check.require_number("bias", bias)
-    for name, flag in (("causal", causal), ("normalize", normalize), ("return_state", return_state)):
+    for name, flag in (
+        ("causal", causal),
+        ("normalize", normalize),
+        ("return_state", return_state),
+    ):
         check.require_bool(name, flag)
     if log_decay is not None:
         check.check_log_decay(log_decay, q, H)
@@ -131,8 +136,6 @@ def linear_attention(
             float(scale), float(bias), normalize, causal,
         )  # fmt: skip
     else:
-        from linattn import _contracts
-
         o, state = _contracts.forward(
             q, k, v, log_decay, beta, mask, initial_state, out_state, cu_seqlens,
             float(scale), float(bias), normalize, causal, chosen,

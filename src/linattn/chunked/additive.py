@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from linattn.chunked.decay import NoDecay, make_decay
-from linattn.chunked.layout import Layout, Segment, count_segments, start_state
+from linattn.chunked.layout import Layout, Segment, new_states
+from linattn.chunked.log_decay_gradient import LogDecayGradient
 from linattn.chunked.scan import scan_backward, scan_forward
 
 
@@ -130,7 +131,7 @@ def forward(
     kernel = Kernel(bias, normalize)
     layout = Layout(q, v, max(q.shape[2], k.shape[2], v.shape[2]), mask, cu_seqlens)
     H, Dk, Dv = layout.H, layout.Dk, layout.Dv
-    boundary, saved = new_states(layout, initial_state, cu_seqlens, kernel.affine, q)
+    boundary, saved = new_states(layout, initial_state, cu_seqlens, kernel.affine)
     o = layout.output_like(v, H, Dv, q.dtype)
     for segments in layout.segments():
         carry = None
@@ -170,7 +171,7 @@ def backward(
     dk = layout.output_like(k, k.shape[2], layout.Dk, k.dtype)
     dv = layout.output_like(v, v.shape[2], layout.Dv, v.dtype)
     d_decay = LogDecayGradient(layout, log_decay)
-    starts, _ = new_states(layout, initial_state, cu_seqlens, kernel.affine, q)
+    starts, _ = new_states(layout, initial_state, cu_seqlens, kernel.affine)
     d_boundary = grad_state.clone(memory_format=torch.contiguous_format)
     for segments in layout.segments():
         Z: Tensor | None = None
@@ -265,46 +266,3 @@ def _read_part(x: Chunks, G: Tensor, r: Tensor | None, kernel: Kernel) -> Tensor
         if kernel.bias != 0.0:
             out[:, Dk:, Dv:] = -(x.read_one(kernel.bias) * r).sum(1, keepdim=True)
     return out
-
-
-class LogDecayGradient:
-    """Collects the gradient of log_decay, whatever its shape; empty without one."""
-
-    def __init__(self, layout: Layout, log_decay: Tensor | None):
-        self.layout, self.log_decay = layout, log_decay
-        self.per_head: Tensor | None = None
-        if log_decay is None:
-            self.out = torch.empty(0, dtype=layout.dtype, device=layout.device)
-        elif log_decay.dim() == 1:
-            self.out = torch.zeros_like(log_decay)
-            self.per_head = torch.zeros(layout.H, dtype=layout.dtype, device=layout.device)
-        else:
-            D = 1 if log_decay.dim() == 3 else layout.Dk
-            self.out = layout.output_like(log_decay, layout.H, D, log_decay.dtype)
-            self.out = self.out.view(log_decay.shape)
-
-    def store(self, decay: NoDecay, segment: Segment) -> None:
-        """Take over what the decay of one segment has gathered."""
-        if self.log_decay is None:
-            return
-        grad: Tensor = decay.grad  # type: ignore[attr-defined]
-        if self.per_head is not None:
-            grad = self.layout.blank(grad, segment)
-            self.per_head += grad.view(-1, self.layout.H, self.layout.C).sum((0, 2))
-            self.out.copy_(self.per_head)
-            return
-        D = 1 if self.log_decay.dim() == 3 else self.layout.Dk
-        self.layout.store(grad, self.out.view(*self.log_decay.shape[:3], D), segment)
-
-
-def new_states(
-    layout: Layout, initial_state: Tensor | None, cu_seqlens: Tensor | None, affine: bool, q: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return a copy of the initial states, and zeros for the states saved once a segment."""
-    sequences = layout.B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    rows, columns = layout.Dk + int(affine), layout.Dv + int(affine)
-    boundary = start_state(initial_state, sequences, layout.H, rows, columns, q)
-    packed = None if cu_seqlens is None else sequences
-    segments = count_segments(layout.N, layout.H, layout.Dk, layout.Dv, packed)
-    saved = boundary.new_zeros(segments, layout.B, layout.H, rows, columns)
-    return boundary, saved

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from linattn.chunked.additive import Chunks, Kernel, new_states
-from linattn.chunked.layout import Layout, Segment
+from linattn.chunked.additive import Chunks, Kernel
+from linattn.chunked.layout import Layout, Segment, new_states
 from linattn.chunked.scan import scan_forward
 
 
@@ -26,7 +26,7 @@ def forward(
     """Return o and the state, the sum over all tokens."""
     kernel = Kernel(bias, normalize)
     layout = Layout(q, v, max(q.shape[2], k.shape[2], v.shape[2]), mask, cu_seqlens)
-    S, _ = new_states(layout, initial_state, cu_seqlens, kernel.affine, q)
+    S, _ = new_states(layout, initial_state, cu_seqlens, kernel.affine)
     o = layout.output_like(v, layout.H, layout.Dv, q.dtype)
 
     def load(segment: Segment) -> Chunks:
@@ -64,6 +64,7 @@ def backward(
         part = G.new_zeros(S.shape)
         if kernel.normalize:
             o, sums = _read(x, S, kernel)
+            assert sums is not None
             G = G / sums
             r = (G * o).sum(2, keepdim=True)  # [m, C, 1]
             part[:, :Dk, Dv:] = -torch.bmm(x.q.mT, r)
@@ -106,9 +107,7 @@ def _read(x: Chunks, S: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor | None]:
     return out / sums, sums
 
 
-def _sum_chunks(
-    segments: list[Segment], total: Tensor, part: Callable[[Segment], Tensor]
-) -> None:
+def _sum_chunks(segments: list[Segment], total: Tensor, part: Callable[[Segment], Tensor]) -> None:
     """Add to total [sequences, H, ...] the parts [m, ...] of the chunks of each sequence."""
     carry: Tensor | None = None
     for segment in segments:

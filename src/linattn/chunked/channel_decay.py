@@ -38,7 +38,7 @@ class ChannelDecay(TokenDecay):
         self.slow_blocks = slow.split(PAIRS_AT_ONCE) if slow.numel() else ()
 
     def _column_factor(self, a: int) -> Tensor:
-        """exp of what keys before block a have decayed by its start: [m, 16 a, Dk]."""
+        """Exp of what keys before block a have decayed by its start: [m, 16 a, Dk]."""
         end = a * BLOCK
         return (self.start[:, a, None] - self.L[:, :end]).to(self.grad.dtype).exp_()
 

@@ -21,8 +21,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from linattn.chunked.additive import Chunks, LogDecayGradient, new_states
-from linattn.chunked.layout import Layout, Segment
+from linattn.chunked.additive import Chunks
+from linattn.chunked.layout import Layout, Segment, new_states
+from linattn.chunked.log_decay_gradient import LogDecayGradient
 from linattn.chunked.scan import scan_backward, scan_forward
 
 
@@ -78,7 +79,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return o, the final state and the states before each segment [segments, B, H, Dk, Dv]."""
     layout = Layout(q, v, max(q.shape[2], k.shape[2], v.shape[2]), mask, cu_seqlens)
-    boundary, saved = new_states(layout, initial_state, cu_seqlens, False, q)
+    boundary, saved = new_states(layout, initial_state, cu_seqlens, False)
     o = layout.output_like(v, layout.H, layout.Dv, q.dtype)
     for segments in layout.segments():
         carry = None
@@ -105,7 +106,7 @@ def backward(
     dv = layout.output_like(v, v.shape[2], layout.Dv, v.dtype)
     d_beta = layout.output_like(beta, layout.H, 1, beta.dtype)
     d_decay = LogDecayGradient(layout, log_decay)
-    starts, _ = new_states(layout, initial_state, cu_seqlens, False, q)
+    starts, _ = new_states(layout, initial_state, cu_seqlens, False)
     d_boundary = grad_state.clone(memory_format=torch.contiguous_format)
     for segments in layout.segments():
         Z: Tensor | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -16,14 +17,15 @@ from torch import Tensor
 from linattn._validation import sequence_bounds, state_dtype
 
 CHUNK = 64  # Fastest of 32, 64, 128 for D = 64 and 128: see docs/log.md.
-# Numbers that one work-space tensor may hold: 2 MiB of float32, so that the dozen live at a time
+# Numbers that one work-space tensor may hold: 1 MiB of float32, so that the dozen live at a time
 # stay in a common last-level cache and a loop iteration is long beside its 50 calls of torch.
-WORKSPACE = 2**19
+WORKSPACE = 2**18
 
 
 def chunks_per_segment(H: int, Dk: int, Dv: int) -> int:
-    """Return how many chunks are worked on together; at least Dk tokens, so that states saved
-    once a segment are at most N * Dv numbers a head.
+    """Return how many chunks are worked on together.
+
+    At least Dk tokens, so that states saved once a segment are at most N * Dv numbers a head.
     """
     per_chunk = max(CHUNK * max(Dk, Dv), Dk * Dv)
     return max(WORKSPACE // (H * per_chunk), (Dk + CHUNK - 1) // CHUNK)
@@ -31,10 +33,8 @@ def chunks_per_segment(H: int, Dk: int, Dv: int) -> int:
 
 def count_segments(N: int, H: int, Dk: int, Dv: int, packed_sequences: int | None) -> int:
     """Return a number of segments that always suffices (exact where nothing is packed)."""
-    if packed_sequences is None:
-        chunks = (N + CHUNK - 1) // CHUNK
-    else:
-        chunks = N // CHUNK + packed_sequences  # each sequence ends its own last chunk
+    # Packed, each sequence has a last chunk of its own.
+    chunks = (N + CHUNK - 1) // CHUNK if packed_sequences is None else N // CHUNK + packed_sequences
     per_segment = chunks_per_segment(H, Dk, Dv)
     return (chunks + per_segment - 1) // per_segment
 
@@ -71,7 +71,7 @@ class Layout:
         self.bounds = None if cu_seqlens is None else sequence_bounds(cu_seqlens, self.N)
         longest = self.N
         if self.bounds is not None:
-            pairs = zip(self.bounds[:-1], self.bounds[1:], strict=True)
+            pairs = pairwise(self.bounds)
             longest = max(stop - start for start, stop in pairs)
         # Short sequences would mostly fill up a chunk of 64 with nothing.
         self.C = 16 if longest <= 16 else 32 if longest <= 32 else CHUNK
@@ -104,7 +104,9 @@ class Layout:
                 last[-1] = rows
             present = self._present(rows, start, stop, chunks)
             found.append(
-                Segment(len(found), rows, slice(start, stop), chunks, None, present, first, last, [])
+                Segment(
+                    len(found), rows, slice(start, stop), chunks, None, present, first, last, []
+                )
             )
         return found
 
@@ -127,7 +129,7 @@ class Layout:
         first: list[slice | None] = []
         last: list[slice | None] = []
         sequences: list[int] = []
-        for s, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        for s, (start, stop) in enumerate(pairwise(bounds)):
             for t in range(start, stop, self.C):
                 starts.append(t)
                 lengths.append(min(self.C, stop - t))
@@ -198,7 +200,7 @@ class Layout:
         n, C, D, Hx = segment.chunks, self.C, x.shape[2], out.shape[2]
         b = segment.rows.stop - segment.rows.start
         x = self.blank(x, segment).view(n, b, Hx, self.H // Hx, C, D)
-        x = x.sum(3) if self.H != Hx else x[:, :, :, 0]  # [n, b, Hx, C, D]
+        x = x.sum(3) if Hx != self.H else x[:, :, :, 0]  # [n, b, Hx, C, D]
         if segment.index is not None:
             assert segment.present is not None
             kept = x[:, 0].transpose(1, 2).reshape(n * C, Hx, D)
@@ -231,13 +233,18 @@ class Layout:
         return there.reshape(n * b * self.H, C, 1).to(self.dtype)
 
 
-def start_state(
-    initial_state: Tensor | None, sequences: int, H: int, rows: int, columns: int, like: Tensor
-) -> Tensor:
-    """Return a fresh [sequences, H, rows, columns]: the initial state, which is also the final
-    one of a sequence without tokens.
-    """
-    if initial_state is not None:
-        return initial_state.clone(memory_format=torch.contiguous_format)
-    shape = (sequences, H, rows, columns)
-    return torch.zeros(shape, dtype=state_dtype(like.dtype), device=like.device)
+def new_states(
+    layout: Layout, initial_state: Tensor | None, cu_seqlens: Tensor | None, affine: bool
+) -> tuple[Tensor, Tensor]:
+    """Return a copy of the initial states, and zeros for the states saved once a segment."""
+    sequences = layout.B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    rows, columns = layout.Dk + int(affine), layout.Dv + int(affine)
+    if initial_state is not None:  # also the final state of a sequence without tokens
+        boundary = initial_state.clone(memory_format=torch.contiguous_format)
+    else:
+        shape = (sequences, layout.H, rows, columns)
+        boundary = torch.zeros(shape, dtype=layout.dtype, device=layout.device)
+    packed = None if cu_seqlens is None else sequences
+    segments = count_segments(layout.N, layout.H, layout.Dk, layout.Dv, packed)
+    saved = boundary.new_zeros(segments, layout.B, layout.H, rows, columns)
+    return boundary, saved

@@ -17,7 +17,7 @@ def forward(
     scale: float, bias: float, normalize: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return o [B, 1, H, Dv] and the state after the token, written to out_state if given."""
-    B, _, _, Dk = q.shape
+    B = q.shape[0]
     H, Dv = max(q.shape[2], k.shape[2], v.shape[2]), v.shape[3]
     dtype = state_dtype(q.dtype)
     affine = bias != 0.0 or normalize

@@ -2,19 +2,19 @@
 
 Glossary (one batch row, one head)
 
-| symbol      | argument      | shape     | meaning                                | unit     | paper |
-|-------------|---------------|-----------|----------------------------------------|----------|-------|
-| q_t         | q             | [Dk]      | query: what token t reads              | -        | [1]   |
-| k_t         | k             | [Dk]      | key: where token t writes              | -        | [1]   |
-| v_t         | v             | [Dv]      | value: what token t writes             | -        | [1]   |
-| g_t         | log_decay     | 1 or [Dk] | log of the share of the state kept     | nats     | [2,3] |
-| alpha_t     | exp(g_t)      | 1 or [Dk] | the share kept, in [0, 1]              | -        | [3]   |
-| beta_t      | beta          | 1         | write strength of the delta rule       | -        | [4]   |
-| S_t         | state         | [Dk, Dv]  | the memory after token t               | -        | [1]   |
-| o_t         | o             | [Dv]      | what token t has read                  | -        | [1]   |
-| a           | scale         | 1         | slope of the kernel a*x + b            | -        | [5]   |
-| b           | bias          | 1         | offset of the kernel a*x + b           | -        | [5]   |
-| N, B, H     | -             | -         | tokens, batch rows, heads              | -        | -     |
+| symbol  | argument  | shape    | meaning                               | unit | paper |
+|---------|-----------|----------|---------------------------------------|------|-------|
+| q_t     | q         | [Dk]     | query: what token t reads             | -    | [1]   |
+| k_t     | k         | [Dk]     | key: where token t writes             | -    | [1]   |
+| v_t     | v         | [Dv]     | value: what token t writes            | -    | [1]   |
+| g_t     | log_decay | 1 or [Dk] | log of the share of the state kept    | nats | [2,3] |
+| alpha_t | exp(g_t)  | 1 or [Dk] | the share kept, in [0, 1]             | -    | [3]   |
+| beta_t  | beta      | 1        | write strength of the delta rule      | -    | [4]   |
+| S_t     | state     | [Dk, Dv] | the memory after token t              | -    | [1]   |
+| o_t     | o         | [Dv]     | what token t has read                 | -    | [1]   |
+| a       | scale     | 1        | slope of the kernel a*x + b           | -    | [5]   |
+| b       | bias      | 1        | offset of the kernel a*x + b          | -    | [5]   |
+| N, B, H | -         | -        | tokens, batch rows, heads             | -    | -     |
 
 [1] Katharopoulos et al. 2020, Transformers are RNNs; [2] Sun et al. 2023, RetNet; [3] Chou et al.
 2024, MetaLA; [4] Yang et al. 2024, (Gated) DeltaNet; [5] Towards Making Linear Attention Usable.
@@ -25,6 +25,8 @@ That is the form the fast backends exist to replace, and the one they are held a
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -57,9 +59,10 @@ def forward(
         present = q.new_ones(q.shape[:2], dtype=torch.bool) if mask is None else mask
         # A masked token is not there. Its values may be anything, NaN included, so they are
         # replaced before they meet any arithmetic: q, k, v, g, beta = 0 changes nothing.
-        q, k, v, log_decay, beta = (
+        q, k, v = (torch.where(_trailing(present, x), x, 0) for x in (q, k, v))
+        log_decay, beta = (
             None if x is None else torch.where(_trailing(present, x), x, 0)
-            for x in (q, k, v, log_decay, beta)
+            for x in (log_decay, beta)
         )
         sequences = _split(q, k, v, log_decay, beta, present, cu_seqlens)
         outputs, states = [], []
@@ -122,5 +125,5 @@ def _split(
             None if beta is None else beta[:, i:j],
             present[:, i:j],
         )
-        for i, j in zip(bounds[:-1], bounds[1:], strict=True)
+        for i, j in pairwise(bounds)
     ]
