@@ -1,8 +1,9 @@
 """linattn: linear attention, gated linear attention and delta rules, exact and O(N D) in memory."""
 
 from linattn._backends import Backend, backends
+from linattn.noise import multiplicative_noise
 from linattn.ops import linear_attention
 
 __version__ = "0.1.0"
 
-__all__ = ["Backend", "__version__", "backends", "linear_attention"]
+__all__ = ["Backend", "__version__", "backends", "linear_attention", "multiplicative_noise"]

@@ -1,0 +1,66 @@
+"""Checks that both layers make of their arguments."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from linattn._validation import reject, require_bool, require_number, require_tensor
+
+
+def require_positive_int(name: str, value: object) -> None:
+    """Raise unless value is an int >= 1."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        reject(name, f"{type(value).__name__} {value!r}", "an int", kind=TypeError)
+    if value < 1:
+        reject(name, value, "an int >= 1")
+
+
+def require_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    """Raise ValueError unless value is one of choices."""
+    if value not in choices:
+        reject(name, repr(value), f"one of {choices}")
+
+
+def require_dropout(dropout: object) -> None:
+    """Raise unless dropout is a rate in [0, 1)."""
+    require_number("dropout", dropout)
+    if not 0 <= dropout < 1:  # type: ignore[operator]
+        reject("dropout", dropout, "a rate in [0, 1)")
+
+
+def per_head(name: str, value: int | None, dim: int, num_heads: int) -> int:
+    """Return value, or dim / num_heads if it is None."""
+    if value is not None:
+        require_positive_int(name, value)
+        return value
+    if dim % num_heads != 0:
+        reject("dim", dim, f"a multiple of num_heads = {num_heads}, or {name} given")
+    return dim // num_heads
+
+
+def require_heads(heads: dict[str, int]) -> int:
+    """Return the largest number of heads; raise unless all divide it."""
+    for name, value in heads.items():
+        require_positive_int(name, value)
+    H = max(heads.values())
+    for name, value in heads.items():
+        if H % value != 0:
+            reject(name, value, f"a divisor of the largest number of heads, {H}")
+    return H
+
+
+def check_forward(
+    x: Tensor, dim: int, causal: bool, cache: object, cache_type: type, return_cache: bool,
+    cu_seqlens: Tensor | None,
+) -> None:  # fmt: skip
+    """Check what a layer's forward gets, before anything runs."""
+    require_tensor("x", x)
+    if x.dim() != 3 or x.shape[2] != dim:
+        reject("x", f"shape {list(x.shape)}", f"[B, N, {dim}]")
+    require_bool("return_cache", return_cache)
+    if cache is not None and not isinstance(cache, cache_type):
+        reject("cache", type(cache).__name__, f"a {cache_type.__name__} or None", kind=TypeError)
+    if not causal and (cache is not None or return_cache):
+        reject("cache", "a cache with causal=False", "causal=True to decode")
+    if cu_seqlens is not None and (cache is not None or return_cache):
+        reject("cache", "a cache with cu_seqlens", "one sequence a row to decode")

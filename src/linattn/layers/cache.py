@@ -1,0 +1,29 @@
+"""What a layer hands back for decoding. Plain tuples of tensors, never changed by a layer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class RecurrentCache(NamedTuple):
+    """The state of a recurrent layer: constant in the number of tokens seen."""
+
+    state: Tensor  # [B, H, Dk, Dv], or one more of each for the affine kernel
+
+    def select(self, rows: Tensor) -> RecurrentCache:
+        """Return the cache of these batch rows [B'], in this order: what beam search needs."""
+        return RecurrentCache(self.state.index_select(0, rows))
+
+
+class KeyValueCache(NamedTuple):
+    """All keys and values seen: grows with every token."""
+
+    key: Tensor  # [B, N, Hk, D]
+    value: Tensor  # [B, N, Hk, Dv]
+    mask: Tensor  # [B, N] bool, False: not there
+
+    def select(self, rows: Tensor) -> KeyValueCache:
+        """Return the cache of these batch rows [B'], in this order: what beam search needs."""
+        return KeyValueCache(*(x.index_select(0, rows) for x in self))

@@ -1,0 +1,157 @@
+"""Multi-head softmax attention over torch's scaled_dot_product_attention: the twin to swap in."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from linattn import _validation as check
+from linattn.feature_maps import normalised
+from linattn.layers._arguments import (
+    check_forward,
+    per_head,
+    require_choice,
+    require_dropout,
+    require_positive_int,
+)
+from linattn.layers.cache import KeyValueCache
+
+
+class SoftmaxAttention(nn.Module):
+    """Softmax attention with the forward signature of `LinearAttention`.
+
+    Args:
+        dim: channels of x.
+        num_heads: heads of the queries.
+        num_key_heads: heads of the keys and values, a divisor of num_heads; default num_heads.
+        key_dim: channels of a query and key head, default dim / num_heads.
+        value_dim: channels of a value head, default dim / num_heads.
+        causal: whether a token sees only itself and those before it.
+        scale: factor on q . k, default key_dim ** -0.5.
+        qk_norm: "l2" gives q and k unit norm; None leaves them.
+        dropout: dropout rate of the attention weights, in training only.
+        projection_bias: whether the four projections have a bias.
+
+    Raises:
+        ValueError, TypeError: an argument out of range.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        num_key_heads: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        causal: bool = True,
+        scale: float | None = None,
+        qk_norm: str | None = None,
+        dropout: float = 0.0,
+        projection_bias: bool = False,
+    ):
+        super().__init__()
+        require_positive_int("dim", dim)
+        require_positive_int("num_heads", num_heads)
+        self.dim, self.num_heads = dim, num_heads
+        self.num_key_heads = num_heads if num_key_heads is None else num_key_heads
+        require_positive_int("num_key_heads", self.num_key_heads)
+        if num_heads % self.num_key_heads != 0:
+            expected = f"a divisor of num_heads = {num_heads}"
+            check.reject("num_key_heads", num_key_heads, expected)
+        self.key_dim = per_head("key_dim", key_dim, dim, num_heads)
+        self.value_dim = per_head("value_dim", value_dim, dim, num_heads)
+        require_choice("qk_norm", qk_norm, (None, "l2"))
+        require_dropout(dropout)
+        check.require_bool("causal", causal)
+        self.scale = self.key_dim**-0.5 if scale is None else scale
+        check.require_number("scale", self.scale)
+        self.causal, self.qk_norm, self.dropout = causal, qk_norm, dropout
+        self.q_proj = nn.Linear(dim, num_heads * self.key_dim, bias=projection_bias)
+        self.k_proj = nn.Linear(dim, self.num_key_heads * self.key_dim, bias=projection_bias)
+        self.v_proj = nn.Linear(dim, self.num_key_heads * self.value_dim, bias=projection_bias)
+        self.o_proj = nn.Linear(num_heads * self.value_dim, dim, bias=projection_bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        return_cache: bool = False,
+    ) -> Tensor | tuple[Tensor, KeyValueCache]:
+        """Mix the tokens of x [B, N, dim]; arguments and result as `LinearAttention.forward`."""
+        check_forward(x, self.dim, self.causal, cache, KeyValueCache, return_cache, cu_seqlens)
+        q = self.q_proj(x).unflatten(-1, (self.num_heads, self.key_dim))  # [B, N, H, Dk]
+        k = self.k_proj(x).unflatten(-1, (self.num_key_heads, self.key_dim))  # [B, N, Hk, Dk]
+        v = self.v_proj(x).unflatten(-1, (self.num_key_heads, self.value_dim))  # [B, N, Hk, Dv]
+        if mask is not None:
+            check.check_mask(mask, q)
+        if self.qk_norm == "l2":
+            q, k = normalised(q), normalised(k)
+        if cu_seqlens is not None:
+            o = self._packed(q, k, v, mask, cu_seqlens)
+            return self._merge(o)
+        there = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+        seen = KeyValueCache(k, v, there)
+        if cache is not None:
+            seen = KeyValueCache(
+                *(torch.cat([old, new], dim=1) for old, new in zip(cache, seen, strict=True))
+            )
+        padded = mask is not None or cache is not None
+        y = self._merge(self._attend(q, seen.key, seen.value, seen.mask if padded else None))
+        return (y, seen) if return_cache else y
+
+    def _merge(self, o: Tensor) -> Tensor:
+        y: Tensor = self.o_proj(o.flatten(-2))  # [B, N, dim]
+        return y
+
+    def _packed(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, cu_seqlens: Tensor
+    ) -> Tensor:
+        check.check_cu_seqlens(cu_seqlens, q)
+        bounds = check.sequence_bounds(cu_seqlens, q.shape[1])
+        parts = [
+            self._attend(q[:, i:j], k[:, i:j], v[:, i:j], None if mask is None else mask[:, i:j])
+            for i, j in pairwise(bounds)
+        ]
+        return torch.cat(parts, dim=1)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, there: Tensor | None) -> Tensor:
+        """Return o [B, Nq, H, Dv]; the queries are the last Nq of the Nk keys' tokens."""
+        Nq, Nk = q.shape[1], k.shape[1]
+        allowed: Tensor | None = None
+        if there is not None:
+            allowed = there[:, None, None, :].expand(-1, 1, Nq, Nk)  # [B, 1, Nq, Nk]
+            if self.causal:
+                ones = torch.ones(Nq, Nk, dtype=torch.bool, device=q.device)
+                allowed = allowed & ones.tril(Nk - Nq)
+            # A row that sees nothing has no softmax; let padding see itself, and blank it below.
+            itself = torch.eye(Nq, Nk, dtype=torch.bool, device=q.device).roll(Nk - Nq, 1)
+            allowed = allowed | (itself & ~there[:, None, Nk - Nq :, None])
+        o = nn.functional.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            attn_mask=allowed,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=self.causal and allowed is None,
+            scale=self.scale,
+            enable_gqa=self.num_key_heads != self.num_heads,
+        ).transpose(1, 2)  # [B, Nq, H, Dv]
+        return o if there is None else o.masked_fill(~there[:, Nk - Nq :, None, None], 0)
+
+    def state_size(self, num_tokens: int) -> int:
+        """Return how many numbers a batch row keeps after num_tokens: it grows with them."""
+        return num_tokens * self.num_key_heads * (self.key_dim + self.value_dim)
+
+    def extra_repr(self) -> str:
+        """Return the options that are not seen in the submodules."""
+        return (
+            f"num_heads={self.num_heads}, num_key_heads={self.num_key_heads}, "
+            f"causal={self.causal}, scale={self.scale:.4g}, qk_norm={self.qk_norm!r}, "
+            f"dropout={self.dropout}"
+        )
