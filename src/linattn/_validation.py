@@ -34,7 +34,8 @@ def require_number(name: str, value: object) -> None:
     """Raise unless `value` is a finite Python number (a bool is not a number here)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         reject(name, f"{type(value).__name__} {value!r}", "a float", kind=TypeError)
-    if not math.isfinite(value):
+    # A traced number has no value to look at.
+    if not torch.compiler.is_compiling() and not math.isfinite(value):
         reject(name, value, "a finite float")
 
 
