@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
@@ -64,7 +64,7 @@ class Inputs:
     def call(self, backend: str) -> tuple[Tensor, Tensor]:
         """Return o and the final state."""
         o, state = linear_attention(
-            **self.tensors, **self.options, return_state=True, backend=backend
+            **cast(Any, self.tensors), **self.options, return_state=True, backend=backend
         )
         return o, state
 

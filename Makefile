@@ -1,0 +1,35 @@
+# Two commands from a fresh clone: `make demo` and `make test`. Nothing else needs to be typed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: install demo test lint bench clean
+
+install: $(STAMP)
+
+# torch first and pinned: pip's isolated build environment would ignore the pin.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt "scikit-build-core>=0.11"
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e ".[dev]"
+	touch $@
+
+demo: install
+	$(BIN)/linattn demo
+
+# One thread for each of two workers: together they use two cores.
+test: install
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: install
+	$(BIN)/linattn bench
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

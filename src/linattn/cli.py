@@ -1,0 +1,216 @@
+"""The command line: `linattn info | check | bench | plot | demo`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+try:
+    import typer
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
+except ImportError as error:  # the package itself needs torch alone
+    sys.exit(f"linattn: the command line needs {error.name}: pip install 'linattn[cli]'")
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Linear attention, exact and O(N D) in memory."
+)
+console = Console(soft_wrap=True)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+@app.command()
+def info() -> None:
+    """Show versions, devices and backends, and why each is on or off."""
+    import platform
+
+    import torch
+
+    from linattn import __version__, backends
+    from linattn.bench import machine
+
+    versions = {"linattn": __version__, "torch": torch.__version__}
+    versions["python"] = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    versions["processor"] = f"{machine()}, {torch.get_num_threads()} threads in torch"
+    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA device"
+    versions["GPU"] = cuda
+    for name, text in versions.items():
+        console.print(f"{name:10} {text}", highlight=False)
+    table = Table("backend", "", "why")
+    for backend in backends().values():
+        table.add_row(backend.name, "on" if backend.available else "off", backend.reason)
+    console.print(table)
+
+
+@app.command()
+def check() -> None:
+    """Compare every available backend with the reference on this machine."""
+    from linattn import check as checks
+    from linattn.testing import TOLERANCE
+
+    found: dict[tuple[str, str], list[str]] = {}
+    wrong: list[str] = []
+    with console.status("comparing values, states and gradients"):
+        for result in checks.run():
+            found.setdefault((result.backend, result.kind), []).append(
+                "wrong" if result.wrong else "ok"
+            )
+            name = f"{result.backend}, {result.kind}, {result.dtype}"
+            wrong += [f"{name}: {line}" for line in result.wrong]
+    table = Table("backend", "kind", *(f"{str(d)[6:]} ({t:g})" for d, t in TOLERANCE.items()))
+    for key, cells in found.items():
+        table.add_row(*key, *cells)
+    console.print(table)
+    for line in wrong:
+        console.print(line, style="red")
+    raise typer.Exit(1 if wrong else 0)
+
+
+def _shape(text: str) -> tuple[int, int]:
+    H, _, D = text.lower().partition("x")
+    if not (H.isdigit() and D.isdigit()):
+        raise typer.BadParameter(f"got {text!r}; expected HxD, as 8x64")
+    return int(H), int(D)
+
+
+@app.command()
+def bench(
+    length: Annotated[list[int] | None, typer.Option(help="N in tokens; repeatable.")] = None,
+    shape: Annotated[list[str] | None, typer.Option(help="HxD, as 8x64; repeatable.")] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="linattn, naive, softmax, quadratic; repeatable.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Batch rows.")] = 1,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, float64.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    threads: Annotated[int, typer.Option(help="0: torch's own choice.")] = 0,
+    backend: Annotated[str, typer.Option(help="Of linattn.")] = "auto",
+    decay: Annotated[str, typer.Option(help="Of linattn: none, head, token, channel.")] = "none",
+    delta: Annotated[bool, typer.Option("--delta", help="The delta rule for linattn.")] = False,
+    causal: Annotated[bool, typer.Option(help="Each token sees only earlier ones.")] = True,
+    memory_limit: Annotated[float, typer.Option(help="GiB for each case, on a CPU.")] = 8.0,
+    time_limit: Annotated[float, typer.Option(help="Seconds for each case.")] = 60.0,
+    output: Annotated[Path, typer.Option(help="Folder for the CSV and pictures.")] = Path(
+        "runs/bench"
+    ),
+) -> None:
+    """Measure time and peak memory against N, D and H, beside the alternatives."""
+    from linattn import bench as b
+
+    defaults = b.Config()
+    try:
+        config = b.Config(
+            tuple(method) if method else defaults.methods,
+            tuple(_shape(s) for s in shape) if shape else defaults.shapes,
+            tuple(length) if length else defaults.lengths,
+            batch, dtype, device, threads, backend, decay, delta, causal, memory_limit, time_limit,
+        )  # fmt: skip
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    finished = run_bench(config, output)
+    raise typer.Exit(0 if finished else 130)
+
+
+def run_bench(config: object, output: Path) -> bool:
+    """Measure with progress and print all there is to see; False if it was interrupted."""
+    from linattn import bench as b
+
+    assert isinstance(config, b.Config)
+    output.mkdir(parents=True, exist_ok=True)
+    about = b.environment(config)
+    busy = _other_load()
+    if busy:
+        console.print(busy, style="yellow")
+    rate = b.matmul_rate(config.dtype, config.device, config.threads)
+    console.print(
+        f"{about['machine']}, {about['threads']} threads, torch {about['torch']}; "
+        f"matmul rate {rate / 1e9:.0f} GFLOP/s in {config.dtype}",
+        highlight=False,
+    )
+    rows: list[b.Row] = []
+    finished = True
+    try:
+        with Progress(console=console, transient=True) as progress:
+            task = progress.add_task("measuring", total=len(list(config.problems())))
+            for problem, new in b.run(config, rate):
+                rows += new
+                b.write_csv(rows, about, output / "bench.csv")
+                what = f"{problem.method} H={problem.H} D={problem.D} N={problem.N}"
+                progress.update(task, advance=1, description=what)
+    except KeyboardInterrupt:
+        finished = False
+        console.print("interrupted: what was measured is kept", style="yellow")
+    if rows:
+        _show(rows, output)
+        console.print(f"rows: {output / 'bench.csv'}", highlight=False)
+    return finished
+
+
+def _show(rows: Sequence[object], output: Path) -> None:
+    from linattn import _bench_plot
+    from linattn import bench as b
+
+    mine = [r for r in rows if isinstance(r, b.Row)]
+    console.print(_bench_plot.table(mine))
+    for H, D in dict.fromkeys((r.H, r.D) for r in mine):
+        console.print(b.crossover(mine, H, D, "forward+backward"), highlight=False)
+    for path in _bench_plot.pictures(mine, output):
+        console.print(f"picture: {path}", highlight=False)
+
+
+def _other_load() -> str:
+    """Return a warning if other processes keep the processor busy."""
+    import psutil
+
+    load = psutil.cpu_percent(interval=0.3)
+    return f"warning: other processes use {load:.0f}% of the processor; times will be off" * (
+        load > 25
+    )
+
+
+@app.command()
+def plot(
+    csv: Annotated[Path, typer.Argument(help="A bench.csv.")],
+    output: Annotated[Path | None, typer.Option(help="Folder; default beside the CSV.")] = None,
+) -> None:
+    """Draw the pictures of a benchmark again from its CSV."""
+    from linattn import bench as b
+
+    if not csv.is_file():
+        raise typer.BadParameter(f"csv: got {csv}; expected an existing file")
+    try:
+        rows = b.read_csv(csv)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    folder = csv.parent if output is None else output
+    folder.mkdir(parents=True, exist_ok=True)
+    _show(rows, folder)
+
+
+@app.command()
+def demo(
+    minutes: Annotated[float, typer.Option(help="Training time.")] = 1.5,
+    output: Annotated[Path, typer.Option(help="Folder for all results.")] = Path("runs/demo"),
+) -> None:
+    """Train a small language model on Python's own source, sample from it, run a short bench."""
+    from linattn import demo as d
+    from linattn.bench import Config
+
+    try:
+        below = d.run(minutes=minutes, output=output, console=console)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    config = Config(
+        methods=("linattn", "softmax", "naive"), shapes=((8, 64),), lengths=(512, 2048, 8192),
+        memory_limit_gib=6.0, time_limit_s=30.0,
+    )  # fmt: skip
+    run_bench(config, output)
+    console.print(f"loss curve: {output / 'loss.png'}", highlight=False)
+    raise typer.Exit(0 if below else 1)

@@ -1,0 +1,1 @@
+"""Models built of the layers."""
