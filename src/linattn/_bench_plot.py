@@ -61,7 +61,7 @@ def _picture(rows: list[Row], value: str, label: str, path: Path) -> Path:
 def table(rows: list[Row]) -> Table:
     """Return all rows as a table for a terminal."""
     found = Table(
-        title="best times; peak: memory that the call adds; extra: that beyond its results, over the "
+        title="best times; peak: memory the call adds; extra: that beyond its results, over the "
         "bytes of q, k, v, o and their gradients; matmul: FLOP/s over the machine's matmul rate"
     )
     for name in ("shape", "method", "N"):
