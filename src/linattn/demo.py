@@ -1,7 +1,6 @@
 """`linattn demo`: train a small language model on Python's own source for a minute or two.
 
-Then sample from it by recurrent decode, and say whether it beats the byte-bigram entropy. The
-command runs a short benchmark after that; this module is the language model's part.
+Then sample from it by recurrent decode, and say whether it beats the byte-bigram entropy.
 """
 
 from __future__ import annotations
