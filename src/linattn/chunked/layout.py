@@ -16,7 +16,7 @@ from torch import Tensor
 
 from linattn._validation import sequence_bounds, state_dtype
 
-CHUNK = 64  # Fastest of 32, 64, 128 for D = 64 and 128: see docs/log.md.
+CHUNK = 64  # 32, 64 and 128 could not be told apart on a busy machine: see docs/log.md.
 # Numbers that one work-space tensor may hold: 1 MiB of float32, so that the dozen live at a time
 # stay in a common last-level cache and a loop iteration is long beside its 50 calls of torch.
 WORKSPACE = 2**18
