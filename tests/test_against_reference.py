@@ -3,39 +3,9 @@
 import pytest
 import torch
 
-from linattn import backends, linear_attention
-from linattn.testing import Case, compare, make_inputs, nan_filled_empties
-
-FAST = [b.name for b in backends().values() if b.available and b.name != "reference"]
-fast = pytest.mark.parametrize("backend", FAST)
-
-KINDS = {
-    "plain": {},
-    "head": {"decay": "head"},
-    "token": {"decay": "token"},
-    "channel": {"decay": "channel"},
-    "delta": {"delta": True},
-    "delta head": {"delta": True, "decay": "head"},
-    "delta token": {"delta": True, "decay": "token"},
-    "delta channel": {"delta": True, "decay": "channel"},
-    "affine": {"bias": 1.5, "normalize": True},
-    "affine unnormalised": {"bias": 0.5},
-    "affine head": {"bias": 1.5, "normalize": True, "decay": "head"},
-    "affine token": {"bias": 1.5, "normalize": True, "decay": "token"},
-    "affine unnormalised token": {"bias": 0.5, "decay": "token"},
-    "every token": {"causal": False},
-    "every token affine": {"causal": False, "bias": 1.5, "normalize": True},
-    "every token affine unnormalised": {"causal": False, "bias": 0.5},
-}
-kinds = pytest.mark.parametrize("kind", KINDS)
-DECAYED = [name for name, options in KINDS.items() if "decay" in options]
-
-
-def check(backend, on="both", **options):
-    inputs = make_inputs(Case(**options))
-    with nan_filled_empties():
-        wrong = compare(inputs, backend, on=on)
-    assert not wrong, "\n".join(wrong)
+from linattn import linear_attention
+from linattn.testing import Case, compare, make_inputs
+from operator_calls import DECAYED, KINDS, check, fast, kinds
 
 
 @fast

@@ -80,7 +80,7 @@ def _additive(
         o, state = additive_noncausal.forward(
             q, k, v, mask, initial_state, cu_seqlens, scale, bias, normalize
         )
-        return o, state, state.new_zeros(_saved_shape(q, k, v, cu_seqlens, bias, normalize))
+        return o, state, state.new_zeros(_saved_shape(q, k, v, bias, normalize))
 
 
 def _additive_backward(
@@ -135,20 +135,19 @@ def _delta_backward(
 
 
 def _saved_shape(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, bias: float, normalize: bool
+    q: Tensor, k: Tensor, v: Tensor, bias: float, normalize: bool
 ) -> tuple[int, int, int, int, int]:
-    from linattn.chunked.layout import count_segments
+    from linattn.chunked.layout import count_saved_states
 
     (B, N, _, Dk), Dv, one = q.shape, v.shape[3], int(bias != 0.0 or normalize)
     H = max(q.shape[2], k.shape[2], v.shape[2])
-    packed = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    return count_segments(N, H, Dk, Dv, packed), B, H, Dk + one, Dv + one
+    return count_saved_states(N, H, Dk, Dv), B, H, Dk + one, Dv + one
 
 
 def _fake(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, bias: float, normalize: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    saved = _saved_shape(q, k, v, cu_seqlens, bias, normalize)
+    saved = _saved_shape(q, k, v, bias, normalize)
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     dtype = state_dtype(q.dtype)
     o = v.new_empty(q.shape[0], q.shape[1], saved[2], v.shape[3])

@@ -136,8 +136,9 @@ def forward(
     for segments in layout.segments():
         carry = None
         for segment in segments:
-            if carry is not None:
-                saved[segment.number, segment.rows] = carry.unflatten(0, (-1, H))
+            if segment.saved_at is not None:
+                assert carry is not None
+                saved[segment.saved_at, segment.rows] = carry.unflatten(0, (-1, H))
             x = Chunks.load(layout, segment, q, k, v, log_decay, scale)
             states, carry = x.states(segment, carry, boundary, kernel.affine)
             weights = x.weights(bias)
@@ -178,7 +179,9 @@ def backward(
         for segment in reversed(segments):
             x = Chunks.load(layout, segment, q, k, v, log_decay, scale)
             # A scratch copy: the scan leaves final states in the boundary that it is given.
-            S = saved[segment.number, segment.rows].flatten(0, 1) if segment.number else None
+            S = None
+            if segment.saved_at is not None:
+                S = saved[segment.saved_at, segment.rows].flatten(0, 1)  # [R, ...]
             states, _ = x.states(segment, S, starts.clone(), kernel.affine)
             G = layout.load(grad_o, segment)
             Z, dq_, dk_, dv_ = _segment_backward(x, G, states, kernel, segment, Z, d_boundary)

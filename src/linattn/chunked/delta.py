@@ -84,8 +84,9 @@ def forward(
     for segments in layout.segments():
         carry = None
         for segment in segments:
-            if carry is not None:
-                saved[segment.number, segment.rows] = carry.unflatten(0, (-1, layout.H))
+            if segment.saved_at is not None:
+                assert carry is not None
+                saved[segment.saved_at, segment.rows] = carry.unflatten(0, (-1, layout.H))
             chunks = _load(layout, segment, q, k, v, log_decay, beta, scale)
             x = chunks.x
             U, states, carry = chunks.states(segment, carry, boundary)
@@ -112,7 +113,9 @@ def backward(
         Z: Tensor | None = None
         for segment in reversed(segments):
             chunks = _load(layout, segment, q, k, v, log_decay, beta, scale)
-            S = saved[segment.number, segment.rows].flatten(0, 1) if segment.number else None
+            S = None
+            if segment.saved_at is not None:
+                S = saved[segment.saved_at, segment.rows].flatten(0, 1)  # [R, ...]
             U, states, _ = chunks.states(segment, S, starts.clone())
             G = layout.load(grad_o, segment)
             Z, dq_, dk_, dv_, d_beta_ = _segment_backward(

@@ -31,12 +31,12 @@ def chunks_per_segment(H: int, Dk: int, Dv: int) -> int:
     return max(WORKSPACE // (H * per_chunk), (Dk + CHUNK - 1) // CHUNK)
 
 
-def count_segments(N: int, H: int, Dk: int, Dv: int, packed_sequences: int | None) -> int:
-    """Return a number of segments that always suffices (exact where nothing is packed)."""
-    # Packed, each sequence has a last chunk of its own.
-    chunks = (N + CHUNK - 1) // CHUNK if packed_sequences is None else N // CHUNK + packed_sequences
-    per_segment = chunks_per_segment(H, Dk, Dv)
-    return (chunks + per_segment - 1) // per_segment
+def count_saved_states(N: int, H: int, Dk: int, Dv: int) -> int:
+    """Return how many states are enough to begin every segment that begins inside a sequence.
+
+    Such a segment comes after a whole segment of that sequence alone, packed or not.
+    """
+    return N // (chunks_per_segment(H, Dk, Dv) * CHUNK)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Segment:
     the leading dimension of the state tensors; `last[c]` where a sequence that ends leaves it.
     """
 
-    number: int
+    saved_at: int | None  # where its first state is saved; None: it begins with a sequence
     rows: slice
     tokens: slice  # of N; unpacked only
     chunks: int
@@ -105,7 +105,15 @@ class Layout:
             present = self._present(rows, start, stop, chunks)
             found.append(
                 Segment(
-                    len(found), rows, slice(start, stop), chunks, None, present, first, last, []
+                    len(found) - 1 if found else None,
+                    rows,
+                    slice(start, stop),
+                    chunks,
+                    None,
+                    present,
+                    first,
+                    last,
+                    [],
                 )
             )
         return found
@@ -143,16 +151,30 @@ class Layout:
         if self.mask is not None:
             there = there & self.mask[0][index]
         found: list[Segment] = []
-        for c in range(0, len(starts), self.per_segment):
-            cut = slice(c, min(c + self.per_segment, len(starts)))
+        saved = 0
+        for cut in self._cuts(first):
+            c = cut.start
+            saved_at = saved if first[c] is None else None
+            saved += saved_at is not None
             found.append(
                 Segment(
-                    len(found), slice(0, 1), slice(0, 0), cut.stop - c, index[cut].reshape(-1),
+                    saved_at, slice(0, 1), slice(0, 0), cut.stop - c, index[cut].reshape(-1),
                     there[cut][:, None, None, :, None], first[cut], last[cut],
                     sequences[cut],
                 )
             )  # fmt: skip
         return found
+
+    def _cuts(self, first: list[slice | None]) -> Iterator[slice]:
+        """Yield the segments' chunks; a sequence that would be cut begins a segment of its own."""
+        c = 0
+        while c < len(first):
+            stop = min(c + self.per_segment, len(first))
+            if stop < len(first) and first[stop] is None:
+                start = next((i for i in range(stop, c, -1) if first[i] is not None), c)
+                stop = stop if start == c else start
+            yield slice(c, stop)
+            c = stop
 
     def load(self, x: Tensor, segment: Segment) -> Tensor:
         """Return x [B, N, Hx, D] inside the segment: [m, C, D], heads repeated, a fresh copy."""
@@ -236,7 +258,7 @@ class Layout:
 def new_states(
     layout: Layout, initial_state: Tensor | None, cu_seqlens: Tensor | None, affine: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return a copy of the initial states, and zeros for the states saved once a segment."""
+    """Return a copy of the initial states, and zeros for the states to save."""
     sequences = layout.B if cu_seqlens is None else cu_seqlens.shape[0] - 1
     rows, columns = layout.Dk + int(affine), layout.Dv + int(affine)
     if initial_state is not None:  # also the final state of a sequence without tokens
@@ -244,7 +266,6 @@ def new_states(
     else:
         shape = (sequences, layout.H, rows, columns)
         boundary = torch.zeros(shape, dtype=layout.dtype, device=layout.device)
-    packed = None if cu_seqlens is None else sequences
-    segments = count_segments(layout.N, layout.H, layout.Dk, layout.Dv, packed)
-    saved = boundary.new_zeros(segments, layout.B, layout.H, rows, columns)
+    count = count_saved_states(layout.N, layout.H, layout.Dk, layout.Dv)
+    saved = boundary.new_zeros(count, layout.B, layout.H, rows, columns)
     return boundary, saved
