@@ -1,14 +1,17 @@
 """The command line, the benchmark's rows and the demo, on small sizes."""
 
 import csv
+import os
+import signal
+import subprocess
+import sys
+import time
 
-import torch
+import pytest
 from typer.testing import CliRunner
 
-from linattn import bench, demo
+from linattn import bench
 from linattn.cli import app
-from linattn.models.byte_language_model import ByteLanguageModel, Configuration
-from linattn.tasks import standard_library
 
 runner = CliRunner()
 
@@ -44,6 +47,29 @@ def test_out_of_memory_and_overtime_are_rows():
     assert rows[1].status == "over 0.01 s"
 
 
+@pytest.mark.skipif(os.name != "posix", reason="Ctrl-C reaches a process group")
+def test_ctrl_c_keeps_the_rows_that_are_finished(tmp_path):
+    sizes = ["--length", "64", "--length", "128", "--method", "linattn", "--method", "softmax"]
+    shapes = [x for H in range(1, 200) for x in ("--shape", f"{H}x8")]
+    command = [sys.executable, "-m", "linattn", "bench", *sizes, *shapes]
+    bench_process = subprocess.Popen(
+        [*command, "--output", str(tmp_path)], start_new_session=True, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    stop = time.monotonic() + 60
+    while not (tmp_path / "bench.csv").exists() and time.monotonic() < stop:
+        time.sleep(0.05)
+    os.killpg(bench_process.pid, signal.SIGINT)  # as a terminal does: the workers get it too
+    output, _ = bench_process.communicate(timeout=60)
+    assert bench_process.returncode == 130, output
+    assert "interrupted: what was measured is kept" in output
+    assert "Traceback" not in output
+    rows = list(csv.DictReader((tmp_path / "bench.csv").open()))
+    assert 0 < len(rows) < 400
+    assert all(r["status"] == "ok" for r in rows)
+    assert (tmp_path / "time.png").exists()
+
+
 def test_slope_and_crossover():
     def row(method, N, seconds):
         return bench.Row(method, "forward", 1, N, 2, 4, "float32", "ok", seconds)
@@ -66,34 +92,3 @@ def test_bad_flags_are_named():
         assert result.exit_code == 2
         assert all(word in result.output for word in words), result.output
     assert runner.invoke(app, ["plot", "nowhere.csv"]).exit_code == 2
-
-
-def test_bigram_entropy_by_hand():
-    # abab...: each byte tells the next. aabb repeated: either of two follows, evenly.
-    text = torch.tensor(list(b"ab" * 50), dtype=torch.uint8)
-    assert abs(standard_library.bigram_entropy(text)) < 1e-9
-    text = torch.tensor(list(b"aabb" * 5000), dtype=torch.uint8)
-    assert abs(standard_library.bigram_entropy(text) - 1) < 1e-3
-
-
-def test_corpus_is_repeatable_and_split_by_file():
-    a, b = standard_library.load(), standard_library.load()
-    assert torch.equal(a.train, b.train)
-    assert a.train.numel() > 5 * a.held_out.numel() > 100_000
-
-
-def test_recurrent_decode_equals_the_whole_pass():
-    model = ByteLanguageModel(Configuration(layers=2, dim=32, heads=2, hidden=48)).eval()
-    made = model.generate(b"import ", 40, temperature=0)
-    tokens = list(b"import ")
-    for token in made:
-        logits = model(torch.tensor([tokens]))
-        assert int(logits[0, -1].argmax()) == token
-        tokens.append(token)
-
-
-def test_demo_writes_all_its_files(tmp_path):
-    small = Configuration(layers=1, dim=16, heads=2, hidden=16)
-    demo.run(minutes=0.02, output=tmp_path, configuration=small, rows=2, length=64)
-    names = {p.name for p in tmp_path.iterdir()}
-    assert names == {"model.safetensors", "run.json", "loss.png"}

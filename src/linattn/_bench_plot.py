@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from rich import box
 from rich.table import Table
 
 from linattn.bench import Row, slope
@@ -58,37 +60,47 @@ def _picture(rows: list[Row], value: str, label: str, path: Path) -> Path:
     return path
 
 
-def table(rows: list[Row]) -> Table:
-    """Return all rows as a table for a terminal."""
-    found = Table(
-        title="best times; peak: memory the call adds; extra: that beyond its results, over the "
-        "bytes of q, k, v, o and their gradients; matmul: FLOP/s over the machine's matmul rate"
-    )
-    for name in ("shape", "method", "N"):
-        found.add_column(name, justify="right" if name == "N" else "left", no_wrap=True)
-    for name in ("forward", "fwd+bwd", "peak", "extra", "matmul"):
-        found.add_column(name, justify="right", no_wrap=True)
-    by_case: dict[tuple[int, int, str, int], dict[str, Row]] = {}
+LEGEND = (
+    "best times; peak: memory that forward+backward adds; extra: that beyond its results, over the "
+    "bytes of q, k, v, o and their gradients; matmul: FLOP/s over the machine's own matmul rate"
+)
+
+
+def tables(rows: list[Row]) -> list[Table]:
+    """Return one table a shape, for a terminal of 80 columns."""
+    return [
+        _table([r for r in rows if shape == (r.H, r.D)], f"H={shape[0]} D={shape[1]}")
+        for shape in dict.fromkeys((r.H, r.D) for r in rows)
+    ]
+
+
+def _table(rows: list[Row], title: str) -> Table:
+    found = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("method", "N", "forward", "forward+backward", "peak", "extra", "matmul"):
+        found.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
+    by_case: dict[tuple[str, int], dict[str, Row]] = {}
     for row in rows:
-        by_case.setdefault((row.H, row.D, row.method, row.N), {})[row.passed] = row
-    shape = None
-    for (H, D, method, N), passes in by_case.items():
-        if shape not in (None, (H, D)):
+        by_case.setdefault((row.method, row.N), {})[row.passed] = row
+    method_before = None
+    for (method, N), passes in by_case.items():
+        if method_before not in (None, method):
             found.add_section()
-        shape = (H, D)
+        method_before = method
         both = passes["forward+backward"]
-        times = [r.status if r.status != "ok" else _time(r.best_s) for r in passes.values()]
+        # The reason of a skipped case stands in the CSV and in the row above.
+        times = [
+            _time(r.best_s) if r.status == "ok" else r.status.partition(":")[0]
+            for r in (passes["forward"], both)
+        ]
         cells = ["", "", ""]
         if both.status == "ok":
-            fraction = "" if both.matmul_fraction != both.matmul_fraction else (
-                f"{both.matmul_fraction:.2f}"
-            )  # fmt: skip
+            fraction = both.matmul_fraction
             cells = [
                 f"{both.peak_bytes / 2**20:.0f} MiB",
                 f"{both.extra_memory_ratio:.2f}",
-                fraction,
+                "" if math.isnan(fraction) else f"{fraction:.2f}",
             ]
-        found.add_row(f"H={H} D={D}", method, str(N), *times, *cells)
+        found.add_row(method, str(N), *times, *cells)
     return found
 
 

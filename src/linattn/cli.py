@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 try:
     import typer
@@ -14,6 +13,9 @@ try:
     from rich.table import Table
 except ImportError as error:  # the package itself needs torch alone
     sys.exit(f"linattn: the command line needs {error.name}: pip install 'linattn[cli]'")
+
+if TYPE_CHECKING:
+    from linattn.bench import Config, Row
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Linear attention, exact and O(N D) in memory."
@@ -95,8 +97,11 @@ def bench(
     decay: Annotated[str, typer.Option(help="Of linattn: none, head, token, channel.")] = "none",
     delta: Annotated[bool, typer.Option("--delta", help="The delta rule for linattn.")] = False,
     causal: Annotated[bool, typer.Option(help="Each token sees only earlier ones.")] = True,
-    memory_limit: Annotated[float, typer.Option(help="GiB for each case, on a CPU.")] = 8.0,
-    time_limit: Annotated[float, typer.Option(help="Seconds for each case.")] = 60.0,
+    memory_limit: Annotated[float, typer.Option(help="GiB for each case, on a CPU.")] = 3.0,
+    time_limit: Annotated[float, typer.Option(help="Seconds for each pass of a case.")] = 60.0,
+    keep_memory: Annotated[
+        bool, typer.Option(help="Keep freed memory between repeats, on a CPU.")
+    ] = True,
     output: Annotated[Path, typer.Option(help="Folder for the CSV and pictures.")] = Path(
         "runs/bench"
     ),
@@ -111,6 +116,7 @@ def bench(
             tuple(_shape(s) for s in shape) if shape else defaults.shapes,
             tuple(length) if length else defaults.lengths,
             batch, dtype, device, threads, backend, decay, delta, causal, memory_limit, time_limit,
+            keep_memory=keep_memory,
         )  # fmt: skip
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
@@ -118,11 +124,10 @@ def bench(
     raise typer.Exit(0 if finished else 130)
 
 
-def run_bench(config: object, output: Path) -> bool:
+def run_bench(config: Config, output: Path) -> bool:
     """Measure with progress and print all there is to see; False if it was interrupted."""
     from linattn import bench as b
 
-    assert isinstance(config, b.Config)
     output.mkdir(parents=True, exist_ok=True)
     about = b.environment(config)
     busy = _other_load()
@@ -153,15 +158,16 @@ def run_bench(config: object, output: Path) -> bool:
     return finished
 
 
-def _show(rows: Sequence[object], output: Path) -> None:
+def _show(rows: list[Row], output: Path) -> None:
     from linattn import _bench_plot
-    from linattn import bench as b
+    from linattn.bench import crossover
 
-    mine = [r for r in rows if isinstance(r, b.Row)]
-    console.print(_bench_plot.table(mine))
-    for H, D in dict.fromkeys((r.H, r.D) for r in mine):
-        console.print(b.crossover(mine, H, D, "forward+backward"), highlight=False)
-    for path in _bench_plot.pictures(mine, output):
+    console.print(_bench_plot.LEGEND, highlight=False)
+    for table in _bench_plot.tables(rows):
+        console.print(table)
+    for H, D in dict.fromkeys((r.H, r.D) for r in rows):
+        console.print(crossover(rows, H, D, "forward+backward"), highlight=False)
+    for path in _bench_plot.pictures(rows, output):
         console.print(f"picture: {path}", highlight=False)
 
 

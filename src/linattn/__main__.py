@@ -1,0 +1,5 @@
+"""`python -m linattn`: the command line."""
+
+from linattn.cli import main
+
+main()
