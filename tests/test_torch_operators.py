@@ -1,5 +1,7 @@
 """Torch around the operator: opcheck, compile, export, autocast, checkpointing, what is saved."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -264,3 +266,36 @@ def test_activation_checkpointing():
     o = torch.utils.checkpoint.checkpoint(linear_attention, *x, use_reentrant=False)
     a, b = (torch.autograd.grad(y.square().sum(), x) for y in (o, linear_attention(*x)))
     assert all(torch.equal(i, j) for i, j in zip(a, b, strict=True))
+
+
+@fast
+@kinds
+@pytest.mark.parametrize("packed", [False, True])
+def test_vmap_equals_one_call_after_another(backend, kind, packed, recwarn):
+    """Over every argument, and with k shared; without torch's slow fallback and its warning."""
+    lengths = (30, 0, 40) if packed else None
+    calls = [
+        inputs_of(kind, N=70, state=True, lengths=lengths, heads=(2, 1, 2), seed=seed)
+        for seed in range(3)
+    ]
+    names = list(calls[0].tensors)
+    shared = calls[0].tensors["k"]
+    for inputs in calls:
+        inputs.tensors["k"] = shared
+
+    def call(*tensors):
+        x = dict(zip(names, tensors, strict=True))
+        return replace(calls[0], tensors=x).call(backend)
+
+    stacked = [
+        shared if name == "k" else torch.stack([inputs.tensors[name] for inputs in calls], dim=1)
+        if name == "q" else torch.stack([inputs.tensors[name] for inputs in calls])
+        for name in names
+    ]  # fmt: skip
+    dims = tuple(None if name == "k" else 1 if name == "q" else 0 for name in names)
+    o, state = torch.vmap(call, in_dims=dims)(*stacked)
+    for i, inputs in enumerate(calls):
+        expected_o, expected_state = inputs.call(backend)
+        torch.testing.assert_close(o[i], expected_o)
+        torch.testing.assert_close(state[i], expected_state)
+    assert not [w for w in recwarn if "performance drop" in str(w.message)]

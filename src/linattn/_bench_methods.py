@@ -80,9 +80,7 @@ class Problem:
 
         log_decay = gates[0] if self.decay != "none" else None
         beta = gates[-1] if self.delta else None
-        o = linear_attention(q, k, v, log_decay, beta, causal=self.causal, backend=self.backend)
-        assert isinstance(o, Tensor)
-        return o
+        return linear_attention(q, k, v, log_decay, beta, causal=self.causal, backend=self.backend)
 
 
 def _naive(causal: bool) -> Callable[..., Tensor]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from linattn._validation import state_dtype
+from linattn._vmap import batching_rule
 
 _library = torch.library.Library("linattn", "DEF")
 
@@ -213,7 +214,7 @@ def _register(family: str, kernel: Any, backward: Any, fake: Any, backward_fake:
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
         _, state, saved = output
         ctx.options = [None if isinstance(x, Tensor) else x for x in inputs]
-        # Of the outputs only one state a segment; without causality the final state is read too.
+        # Of the outputs at most one state a segment; without causality the final state is read too.
         final = state if "causal" in arguments and not inputs[-1] else None
         tensors = [x if isinstance(x, Tensor) else None for x in inputs]
         ctx.save_for_backward(*tensors, final, saved)
@@ -233,6 +234,8 @@ def _register(family: str, kernel: Any, backward: Any, fake: Any, backward_fake:
     torch.library.register_autograd(
         f"linattn::{name}", differentiate, setup_context=save, lib=_library
     )
+    rule = batching_rule(getattr(torch.ops.linattn, name), arguments)
+    torch.library.register_vmap(f"linattn::{name}", rule, lib=_library)
     torch.library.register_autograd(
         f"linattn::{backward_name}", _no_second_derivative, lib=_library
     )

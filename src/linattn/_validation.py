@@ -97,8 +97,12 @@ def check_log_decay(log_decay: Tensor, q: Tensor, H: int) -> None:
         options = " or ".join(f"{letters} = {shape}" for letters, shape in shapes.values())
         reject("log_decay", f"shape {list(log_decay.shape)}", options)
     _require_shape("log_decay", log_decay, *shapes[log_decay.dim()])
-    # Only where it costs nothing: H numbers in host memory, outside a traced graph.
-    readable = log_decay.device.type == "cpu" and not torch.compiler.is_compiling()
+    # Only where it costs nothing: H numbers in host memory, outside a traced or mapped function.
+    readable = (
+        log_decay.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and not torch._C._functorch.is_batchedtensor(log_decay)
+    )
     # Asked this way round, NaN is refused as well.
     if log_decay.dim() == 1 and readable and not bool((log_decay <= 0).all()):
         reject("log_decay", f"a largest value of {float(log_decay.max())}", "values <= 0")

@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
+from typing import Literal, overload
+
 import torch
 from torch import Tensor
 
 from linattn import _contracts
 from linattn import _validation as check
 from linattn._backends import choose
+
+
+@overload
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None = None, beta: Tensor | None = None,
+    *, causal: bool = True, scale: float | None = None, bias: float = 0.0,
+    normalize: bool = False, mask: Tensor | None = None, initial_state: Tensor | None = None,
+    return_state: Literal[False] = False, out_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None, backend: str = "auto",
+) -> Tensor: ...  # fmt: skip
+
+
+@overload
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None = None, beta: Tensor | None = None,
+    *, causal: bool = True, scale: float | None = None, bias: float = 0.0,
+    normalize: bool = False, mask: Tensor | None = None, initial_state: Tensor | None = None,
+    return_state: Literal[True], out_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None, backend: str = "auto",
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+
+
+@overload
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None = None, beta: Tensor | None = None,
+    *, causal: bool = True, scale: float | None = None, bias: float = 0.0,
+    normalize: bool = False, mask: Tensor | None = None, initial_state: Tensor | None = None,
+    return_state: bool, out_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None, backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
 def linear_attention(

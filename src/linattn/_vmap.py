@@ -1,0 +1,47 @@
+"""torch.vmap over a registered operator: the mapped dimension becomes more batch rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Where the batch is in what the operators return: o, the final state, the saved states.
+_BATCH_OF_RESULTS = (0, 0, 1)
+
+
+def batching_rule(operator: Any, names: list[str]) -> Callable[..., Any]:
+    """Return the rule that `torch.library.register_vmap` takes; `names` are the arguments."""
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
+        size = info.batch_size
+
+        def mapped(x: Any, dim: int | None) -> Any:
+            """Return a tensor with the mapped dimension first."""
+            if not isinstance(x, Tensor):
+                return x
+            return x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+
+        moved = [mapped(x, dim) for x, dim in zip(arguments, in_dims, strict=True)]
+        tensors = dict(zip(names, moved, strict=True))
+        if tensors["cu_seqlens"] is not None:  # a packed call has one row: one call for each
+            calls = [
+                operator(*(x[i] if isinstance(x, Tensor) else x for x in moved))
+                for i in range(size)
+            ]
+            return tuple(torch.stack(found) for found in zip(*calls, strict=True)), (0, 0, 0)
+        g = tensors["log_decay"]
+        if g is not None and g.dim() == 2:  # one a head, but other ones for each call
+            _, B, N = tensors["q"].shape[:3]
+            tensors["log_decay"] = g[:, None, None].expand(size, B, N, g.shape[1])
+        results = operator(
+            *(x.flatten(0, 1) if isinstance(x, Tensor) else x for x in tensors.values())
+        )
+        return tuple(
+            found.unflatten(dim, (size, -1) if size else (0, arguments[0].shape[0]))
+            for found, dim in zip(results, _BATCH_OF_RESULTS, strict=True)
+        ), _BATCH_OF_RESULTS
+
+    return rule
