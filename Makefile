@@ -9,10 +9,10 @@ STAMP := $(VENV)/.installed
 install: $(STAMP)
 
 # torch first and pinned: pip's isolated build environment would ignore the pin.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/linattn/cpu/*.cpp src/linattn/cpu/*.h)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt "scikit-build-core>=0.11"
+	$(BIN)/python -m pip install --quiet -c constraints.txt "scikit-build-core>=0.11" cmake ninja
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e ".[dev]"
 	touch $@
 

@@ -11,28 +11,30 @@ from linattn.testing import Case, make_inputs
 from operator_calls import KINDS, fast, inputs_of, kinds, leaves_of
 
 
-def operator_arguments(inputs, kind):
+def operator_arguments(inputs, kind, backend):
     """Return the operator's name and the arguments that linear_attention hands to it."""
     options = KINDS[kind]
     family = "delta" if options.get("delta") else "additive"
     found = {
         **inputs.tensors,
         "scale": inputs.options.get("scale", 0.4),
+        "save": True,
         **{n: inputs.options.get(n) for n in ("mask", "cu_seqlens", "bias", "normalize", "causal")},
     }
     names = [a.split()[-1] for a in _ARGUMENTS[family].split(", ")]
-    return f"chunked_{family}", [found.get(name) for name in names]
+    return f"{backend}_{family}", [found.get(name) for name in names]
 
 
+@fast
 @kinds
 @pytest.mark.parametrize("layout", ["plain", "masked", "packed"])
-def test_opcheck_of_forward_and_backward_operators(kind, layout):
+def test_opcheck_of_forward_and_backward_operators(backend, kind, layout):
     lengths = (30, 0, 40) if layout == "packed" else None
     inputs = inputs_of(
         kind, N=70, B=1, heads=(2, 1, 2), lengths=lengths, mask=layout == "masked",
         state=layout != "masked", dtype=torch.float32,
     )  # fmt: skip
-    name, arguments = operator_arguments(inputs, kind)
+    name, arguments = operator_arguments(inputs, kind, backend)
     checks = ("test_schema", "test_faketensor")
     forward = getattr(torch.ops.linattn, name).default
     torch.library.opcheck(forward, tuple(arguments), test_utils=checks)
@@ -182,24 +184,14 @@ def test_d18_autocast_is_the_call_in_the_rounded_dtype(backend, kind):
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+@fast
 @kinds
 @pytest.mark.parametrize("packed", [False, True])
-def test_opcheck_with_autograd(kind, packed):
+def test_opcheck_with_autograd(backend, kind, packed):
     lengths = (30, 0, 40) if packed else None
-    case = Case(N=70, state=True, lengths=lengths, dtype=torch.float32, **KINDS[kind])
-    x, o = make_inputs(case).tensors, make_inputs(case).options
-    x = {n: t.requires_grad_() for n, t in x.items()}
-    shared = (None, x["initial_state"], o.get("cu_seqlens"), o.get("scale", 0.4))
-    arguments = (x["q"], x["k"], x["v"], x.get("log_decay"))
-    if case.delta:
-        torch.library.opcheck(
-            torch.ops.linattn.chunked_delta.default, (*arguments, x["beta"], *shared)
-        )
-    else:
-        kernel = (case.bias, case.normalize, case.causal)
-        torch.library.opcheck(
-            torch.ops.linattn.chunked_additive.default, (*arguments, *shared, *kernel)
-        )
+    inputs = leaves_of(inputs_of(kind, N=70, state=True, lengths=lengths, dtype=torch.float32))
+    name, arguments = operator_arguments(inputs, kind, backend)
+    torch.library.opcheck(getattr(torch.ops.linattn, name).default, tuple(arguments))
 
 
 @pytest.mark.parametrize("kind", ["plain", "channel", "delta token", "affine", "every token"])

@@ -25,24 +25,30 @@ def backends() -> dict[str, Backend]:
         >>> linattn.backends()["chunked"].available
         True
     """
+    from linattn import cpu  # its library is loaded now, and not with the package
+
     found = (
         Backend("reference", True, "plain torch, any device; the definition, slow"),
         Backend("chunked", True, "plain torch, any device"),
-        Backend("cpu", False, "the native CPU kernels are not part of this version"),
+        Backend("cpu", *cpu.load()),
         Backend("triton", False, "the Triton kernels are not part of this version"),
     )
     return {backend.name: backend for backend in found}
 
 
-def choose(backend: str) -> str:
-    """Return the backend that a call runs on; a named one that is missing is an error."""
+def choose(backend: str, device: str) -> str:
+    """Return the backend that a call runs on; a named one that cannot do it is an error."""
     if not isinstance(backend, str):
         reject("backend", type(backend).__name__, f"a str of {('auto', *NAMES)}", kind=TypeError)
     if backend == "auto":
-        return "chunked"
+        from linattn import cpu
+
+        return "cpu" if device == "cpu" and cpu.load()[0] else "chunked"
     if backend not in NAMES:
         reject("backend", repr(backend), f"one of {('auto', *NAMES)}")
     status = backends()[backend]
     if not status.available:
         raise RuntimeError(f"backend {backend!r} is not available here: {status.reason}")
+    if backend == "cpu" and device != "cpu":
+        reject("backend", f"'cpu' with tensors on {device}", "tensors on a CPU, or another backend")
     return backend

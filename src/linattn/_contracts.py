@@ -7,6 +7,7 @@ own: asking for one is an error that says what to use.
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, NoReturn
 
 import torch
@@ -17,24 +18,27 @@ from linattn._vmap import batching_rule
 
 _library = torch.library.Library("linattn", "DEF")
 
+BACKENDS = ("chunked", "cpu")
 _ARGUMENTS = {
     "additive": "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? mask, "
     "Tensor? initial_state, Tensor? cu_seqlens, float scale, float bias, bool normalize, "
-    "bool causal",
+    "bool causal, bool save",
     "delta": "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor beta, Tensor? mask, "
-    "Tensor? initial_state, Tensor? cu_seqlens, float scale",
+    "Tensor? initial_state, Tensor? cu_seqlens, float scale, bool save",
 }
 _GRADIENTS = {
     "additive": "Tensor dq, Tensor dk, Tensor dv, Tensor dlog_decay, Tensor dinitial_state",
     "delta": "Tensor dq, Tensor dk, Tensor dv, Tensor dlog_decay, Tensor dbeta, "
     "Tensor dinitial_state",
 }
-for _family, _arguments in _ARGUMENTS.items():
-    _library.define(f"chunked_{_family}({_arguments}) -> (Tensor o, Tensor state, Tensor saved)")
-    _library.define(
-        f"chunked_{_family}_backward(Tensor grad_o, Tensor grad_state, Tensor state, Tensor saved, "
-        f"{_arguments}) -> ({_GRADIENTS[_family]})"
-    )
+for _backend in BACKENDS:
+    for _family, _arguments in _ARGUMENTS.items():
+        _name = f"{_backend}_{_family}"
+        _library.define(f"{_name}({_arguments}) -> (Tensor o, Tensor state, Tensor saved)")
+        _library.define(
+            f"{_name}_backward(Tensor grad_o, Tensor grad_state, Tensor state, Tensor saved, "
+            f"{_arguments}) -> ({_GRADIENTS[_family]})"
+        )
 
 
 def forward(
@@ -44,7 +48,6 @@ def forward(
     backend: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Run a checked call of `linear_attention` on a fast backend; return o and the final state."""
-    assert backend == "chunked", backend
     if q.shape[1] == 1 and cu_seqlens is None:  # one token is causal and not
         from linattn.chunked import step
 
@@ -52,144 +55,69 @@ def forward(
             return step.forward(
                 q, k, v, log_decay, beta, mask, initial_state, out_state, scale, bias, normalize
             )
+    given = (q, k, v, log_decay, beta, initial_state)
+    save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
     if beta is not None:
-        o, state, _ = torch.ops.linattn.chunked_delta(
-            q, k, v, log_decay, beta, mask, initial_state, cu_seqlens, scale
+        operator = getattr(torch.ops.linattn, f"{backend}_delta")
+        o, state, _ = operator(
+            q, k, v, log_decay, beta, mask, initial_state, cu_seqlens, scale, save
         )
     else:
-        o, state, _ = torch.ops.linattn.chunked_additive(
-            q, k, v, log_decay, mask, initial_state, cu_seqlens, scale, bias, normalize, causal
-        )
+        operator = getattr(torch.ops.linattn, f"{backend}_additive")
+        o, state, _ = operator(
+            q, k, v, log_decay, mask, initial_state, cu_seqlens, scale, bias, normalize, causal,
+            save,
+        )  # fmt: skip
     return o, state
 
 
-# --- additive -------------------------------------------------------------------------------------
+def _module(backend: str, name: str) -> Any:
+    return importlib.import_module(f"linattn.{backend}.{name}")
 
 
-def _additive(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, mask: Tensor | None,
-    initial_state: Tensor | None, cu_seqlens: Tensor | None,
-    scale: float, bias: float, normalize: bool, causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    from linattn.chunked import additive, additive_noncausal
+def _kernels(backend: str, family: str) -> tuple[Any, Any]:
+    """Return what runs an operator and its backward: the functions of the backend's module."""
 
-    with torch.autocast(q.device.type, enabled=False):
-        if causal:
-            return additive.forward(
-                q, k, v, log_decay, mask, initial_state, cu_seqlens, scale, bias, normalize
-            )
-        o, state = additive_noncausal.forward(
-            q, k, v, mask, initial_state, cu_seqlens, scale, bias, normalize
-        )
-        return o, state, state.new_zeros(_saved_shape(q, k, v, bias, normalize))
+    def forward(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.autocast(q.device.type, enabled=False):
+            return _module(backend, family).forward(q, *rest)
 
+    def backward(grad_o: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        with torch.autocast(grad_o.device.type, enabled=False):
+            return _module(backend, family).backward(grad_o, *rest[:-1])  # not `save`
 
-def _additive_backward(
-    grad_o: Tensor, grad_state: Tensor, state: Tensor, saved: Tensor,
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, mask: Tensor | None,
-    initial_state: Tensor | None, cu_seqlens: Tensor | None,
-    scale: float, bias: float, normalize: bool, causal: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    from linattn.chunked import additive, additive_noncausal
-
-    with torch.autocast(q.device.type, enabled=False):
-        if causal:
-            return additive.backward(
-                grad_o, grad_state, q, k, v, log_decay, mask, initial_state, cu_seqlens, saved,
-                scale, bias, normalize,
-            )  # fmt: skip
-        dq, dk, dv, d_initial = additive_noncausal.backward(
-            grad_o, grad_state, q, k, v, mask, state, cu_seqlens, scale, bias, normalize
-        )
-        empty = state.new_empty(0)
-        return dq, dk, dv, empty, state.new_empty(0) if initial_state is None else d_initial
-
-
-# --- delta ----------------------------------------------------------------------------------------
-
-
-def _delta(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor,
-    mask: Tensor | None, initial_state: Tensor | None, cu_seqlens: Tensor | None, scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    from linattn.chunked import delta
-
-    with torch.autocast(q.device.type, enabled=False):
-        return delta.forward(q, k, v, log_decay, beta, mask, initial_state, cu_seqlens, scale)
-
-
-def _delta_backward(
-    grad_o: Tensor, grad_state: Tensor, state: Tensor, saved: Tensor,
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor,
-    mask: Tensor | None, initial_state: Tensor | None, cu_seqlens: Tensor | None, scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    from linattn.chunked import delta
-
-    with torch.autocast(q.device.type, enabled=False):
-        return delta.backward(
-            grad_o, grad_state, q, k, v, log_decay, beta, mask, initial_state, cu_seqlens, saved,
-            scale,
-        )  # fmt: skip
+    return forward, backward
 
 
 # --- fakes: shapes and dtypes ---------------------------------------------------------------------
 
 
-def _saved_shape(
-    q: Tensor, k: Tensor, v: Tensor, bias: float, normalize: bool
-) -> tuple[int, int, int, int, int]:
-    from linattn.chunked.layout import count_saved_states
+def _fake(family: str, backend: str) -> tuple[Any, Any]:
+    """Return the fakes of an operator and its backward; `x` are the arguments by name."""
+    names = [a.split()[-1] for a in _ARGUMENTS[family].split(", ")]
+    gradients = [g.split()[-1][1:] for g in _GRADIENTS[family].split(", ")]
 
-    (B, N, _, Dk), Dv, one = q.shape, v.shape[3], int(bias != 0.0 or normalize)
-    H = max(q.shape[2], k.shape[2], v.shape[2])
-    return count_saved_states(N, H, Dk, Dv), B, H, Dk + one, Dv + one
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        x = dict(zip(names, arguments, strict=True))
+        q, k, v, cu_seqlens = x["q"], x["k"], x["v"], x["cu_seqlens"]
+        (B, N, _, Dk), Dv = q.shape, v.shape[3]
+        H = max(q.shape[2], k.shape[2], v.shape[2])
+        one = int(x.get("bias", 0.0) != 0.0 or x.get("normalize", False))
+        sequences = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        count = _module(backend, "layout").count_saved_states
+        places = count(N, H, Dk, Dv) if x["save"] and x.get("causal", True) else 0
+        state = q.new_empty((sequences, H, Dk + one, Dv + one), dtype=state_dtype(q.dtype))
+        return v.new_empty(B, N, H, Dv), state, state.new_empty(places, B, *state.shape[1:])
 
+    def backward(
+        grad_o: Tensor, grad_state: Tensor, state: Tensor, saved: Tensor, *arguments: Any
+    ) -> tuple[Tensor, ...]:
+        x = dict(zip(names, arguments, strict=True))
+        return tuple(
+            state.new_empty(0) if x[g] is None else x[g].new_empty(x[g].shape) for g in gradients
+        )
 
-def _fake(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, bias: float, normalize: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    saved = _saved_shape(q, k, v, bias, normalize)
-    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    dtype = state_dtype(q.dtype)
-    o = v.new_empty(q.shape[0], q.shape[1], saved[2], v.shape[3])
-    state = q.new_empty((sequences, *saved[2:]), dtype=dtype)
-    return o, state, q.new_empty(saved, dtype=dtype)
-
-
-def _additive_fake(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, mask: Tensor | None,
-    initial_state: Tensor | None, cu_seqlens: Tensor | None,
-    scale: float, bias: float, normalize: bool, causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return _fake(q, k, v, cu_seqlens, bias, normalize)
-
-
-def _delta_fake(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor,
-    mask: Tensor | None, initial_state: Tensor | None, cu_seqlens: Tensor | None, scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return _fake(q, k, v, cu_seqlens, 0.0, False)
-
-
-def _empty_or_like(x: Tensor | None, state: Tensor) -> Tensor:
-    return state.new_empty(0) if x is None else x.new_empty(x.shape)
-
-
-def _additive_backward_fake(
-    grad_o: Tensor, grad_state: Tensor, state: Tensor, saved: Tensor,
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, mask: Tensor | None,
-    initial_state: Tensor | None, cu_seqlens: Tensor | None,
-    scale: float, bias: float, normalize: bool, causal: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    return tuple(_empty_or_like(x, state) for x in (q, k, v, log_decay, initial_state))
-
-
-def _delta_backward_fake(
-    grad_o: Tensor, grad_state: Tensor, state: Tensor, saved: Tensor,
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor,
-    mask: Tensor | None, initial_state: Tensor | None, cu_seqlens: Tensor | None, scale: float,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    return tuple(_empty_or_like(x, state) for x in (q, k, v, log_decay, beta, initial_state))
+    return forward, backward
 
 
 # --- autograd -------------------------------------------------------------------------------------
@@ -202,8 +130,10 @@ def _no_second_derivative(ctx: Any, *grads: Any) -> NoReturn:
     )
 
 
-def _register(family: str, kernel: Any, backward: Any, fake: Any, backward_fake: Any) -> None:
-    name, backward_name = f"chunked_{family}", f"chunked_{family}_backward"
+def _register(backend: str, family: str) -> None:
+    name, backward_name = f"{backend}_{family}", f"{backend}_{family}_backward"
+    kernel, backward = _kernels(backend, family)
+    fake, backward_fake = _fake(family, backend)
     _library.impl(name, kernel, "CompositeExplicitAutograd")
     _library.impl(backward_name, backward, "CompositeExplicitAutograd")
     torch.library.register_fake(f"linattn::{name}", fake, lib=_library)
@@ -215,7 +145,8 @@ def _register(family: str, kernel: Any, backward: Any, fake: Any, backward_fake:
         _, state, saved = output
         ctx.options = [None if isinstance(x, Tensor) else x for x in inputs]
         # Of the outputs at most one state a segment; without causality the final state is read too.
-        final = state if "causal" in arguments and not inputs[-1] else None
+        causal = inputs[arguments.index("causal")] if "causal" in arguments else True
+        final = None if causal else state
         tensors = [x if isinstance(x, Tensor) else None for x in inputs]
         ctx.save_for_backward(*tensors, final, saved)
 
@@ -241,5 +172,6 @@ def _register(family: str, kernel: Any, backward: Any, fake: Any, backward_fake:
     )
 
 
-_register("additive", _additive, _additive_backward, _additive_fake, _additive_backward_fake)
-_register("delta", _delta, _delta_backward, _delta_fake, _delta_backward_fake)
+for _backend in BACKENDS:
+    for _family in _ARGUMENTS:
+        _register(_backend, _family)

@@ -159,7 +159,7 @@ def linear_attention(
     if out_state is not None:
         check.check_out_state(out_state, [q, k, v, log_decay, beta, initial_state])
 
-    chosen = choose(backend)
+    chosen = choose(backend, q.device.type)
     if chosen == "reference":
         from linattn import reference
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from linattn.chunked.additive import Chunks, Kernel
+from linattn.chunked.chunks import Chunks, Kernel
 from linattn.chunked.layout import Layout, Segment, new_states
 from linattn.chunked.scan import scan_forward
 
@@ -26,7 +26,7 @@ def forward(
     """Return o and the state, the sum over all tokens."""
     kernel = Kernel(bias, normalize)
     layout = Layout(q, v, max(q.shape[2], k.shape[2], v.shape[2]), mask, cu_seqlens)
-    S, _ = new_states(layout, initial_state, cu_seqlens, kernel.affine)
+    S, _ = new_states(layout, initial_state, cu_seqlens, kernel.affine, False)
     o = layout.output_like(v, layout.H, layout.Dv, q.dtype)
 
     def load(segment: Segment) -> Chunks:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from linattn.chunked.additive import Chunks
+from linattn.chunked.chunks import Chunks
 from linattn.chunked.layout import Layout, Segment, new_states
 from linattn.chunked.log_decay_gradient import LogDecayGradient
 from linattn.chunked.scan import scan_backward, scan_forward
@@ -76,15 +76,16 @@ def _load(
 def forward(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor,
     mask: Tensor | None, initial_state: Tensor | None, cu_seqlens: Tensor | None, scale: float,
+    save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return o, the final state and the states before each segment [segments, B, H, Dk, Dv]."""
+    """Return o, the final state, and where `save` the states that backward needs."""
     layout = Layout(q, v, max(q.shape[2], k.shape[2], v.shape[2]), mask, cu_seqlens)
-    boundary, saved = new_states(layout, initial_state, cu_seqlens, False)
+    boundary, saved = new_states(layout, initial_state, cu_seqlens, False, save)
     o = layout.output_like(v, layout.H, layout.Dv, q.dtype)
     for segments in layout.segments():
         carry = None
         for segment in segments:
-            if segment.saved_at is not None:
+            if save and segment.saved_at is not None:
                 assert carry is not None
                 saved[segment.saved_at, segment.rows] = carry.unflatten(0, (-1, layout.H))
             chunks = _load(layout, segment, q, k, v, log_decay, beta, scale)
@@ -96,9 +97,10 @@ def forward(
 
 
 def backward(
-    grad_o: Tensor, grad_state: Tensor, q: Tensor, k: Tensor, v: Tensor,
+    grad_o: Tensor, grad_state: Tensor, state: Tensor, saved: Tensor,
+    q: Tensor, k: Tensor, v: Tensor,
     log_decay: Tensor | None, beta: Tensor, mask: Tensor | None,
-    initial_state: Tensor | None, cu_seqlens: Tensor | None, saved: Tensor, scale: float,
+    initial_state: Tensor | None, cu_seqlens: Tensor | None, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k, v, log_decay, beta and the initial state (empty if None)."""
     layout = Layout(q, v, max(q.shape[2], k.shape[2], v.shape[2]), mask, cu_seqlens)
@@ -107,7 +109,7 @@ def backward(
     dv = layout.output_like(v, v.shape[2], layout.Dv, v.dtype)
     d_beta = layout.output_like(beta, layout.H, 1, beta.dtype)
     d_decay = LogDecayGradient(layout, log_decay)
-    starts, _ = new_states(layout, initial_state, cu_seqlens, False)
+    starts, _ = new_states(layout, initial_state, cu_seqlens, False, False)
     d_boundary = grad_state.clone(memory_format=torch.contiguous_format)
     for segments in layout.segments():
         Z: Tensor | None = None

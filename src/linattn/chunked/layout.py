@@ -256,8 +256,9 @@ class Layout:
 
 
 def new_states(
-    layout: Layout, initial_state: Tensor | None, cu_seqlens: Tensor | None, affine: bool
-) -> tuple[Tensor, Tensor]:
+    layout: Layout, initial_state: Tensor | None, cu_seqlens: Tensor | None, affine: bool,
+    save: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return a copy of the initial states, and zeros for the states to save."""
     sequences = layout.B if cu_seqlens is None else cu_seqlens.shape[0] - 1
     rows, columns = layout.Dk + int(affine), layout.Dv + int(affine)
@@ -266,6 +267,6 @@ def new_states(
     else:
         shape = (sequences, layout.H, rows, columns)
         boundary = torch.zeros(shape, dtype=layout.dtype, device=layout.device)
-    count = count_saved_states(layout.N, layout.H, layout.Dk, layout.Dv)
+    count = count_saved_states(layout.N, layout.H, layout.Dk, layout.Dv) if save else 0
     saved = boundary.new_zeros(count, layout.B, layout.H, rows, columns)
     return boundary, saved

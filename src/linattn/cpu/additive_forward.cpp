@@ -1,0 +1,161 @@
+// The causal additive recurrence, plain and affine, by chunks; see docs/cpu.md and docs/maths.md.
+#include "channel_decay.h"
+#include "kernels.h"
+#include "run.h"
+
+namespace linattn {
+namespace LINATTN_ISA {
+
+namespace {
+
+template <class T>
+struct Forward {
+  Matrix<T> q, k, v, k_transposed, weights, out, scratch;
+  State<T> state;
+  TokenDecay<T> decay;
+  ChannelDecay<T> channel;
+  T *gates, *one, *norm;
+
+  Forward(Workspace& w, const Problem& p) {
+    const int Dk = padded<T>(p.Dk);
+    q = w.matrix<T>(kChunk, Dk);
+    k = w.matrix<T>(kChunk, Dk);
+    v = w.matrix<T>(kChunk, p.Dv);
+    k_transposed = w.matrix<T>(Dk, kChunk);
+    weights = w.matrix<T>(kChunk, kChunk);
+    out = w.matrix<T>(kChunk, p.Dv);
+    decay.pairs = w.matrix<T>(kChunk, kChunk);
+    state = State<T>::take(w, p.Dk, p.Dv);
+    gates = w.take<T>(kChunk);
+    one = w.take<T>(kChunk);
+    norm = w.take<T>(kChunk);
+    if (p.decay == Decay::kChannel) channel.take(w, Dk);
+  }
+
+  void run(const Problem& p, const Run& r) {
+    if (p.initial_state)
+      state.read(p, state_of<T>(p, p.initial_state, r));
+    else
+      state.zero();
+    if (p.decay == Decay::kNone) {
+      decay.fill_without_decay();
+      decay.fill_pairs();
+    }
+    for (int64_t t = r.start; t < r.stop; t += kChunk) {
+      if (p.saved && t > r.start && (t - r.start) % p.segment == 0)
+        state.write(p, saved_state<T>(p, r, t));
+      chunk(p, r, t);
+    }
+    state.write(p, state_of<T>(p, p.state, r));
+  }
+
+  void chunk(const Problem& p, const Run& r, int64_t t) {
+    const Span s = span_of(r, t);
+    load_rows(q, p, p.q, s, r.h, p.Dk, T(p.scale));
+    load_rows(k, p, p.k, s, r.h, p.Dk, T(1));
+    load_rows(v, p, p.v, s, r.h, p.Dv, T(1));
+    if (t + kChunk < r.stop) {
+      const Span next = span_of(r, t + kChunk);
+      prefetch_rows(p, p.q, next, r.h, p.Dk);
+      prefetch_rows(p, p.k, next, r.h, p.Dk);
+      prefetch_rows(p, p.v, next, r.h, p.Dv);
+    }
+    const bool decays = p.decay != Decay::kNone, channels = p.decay == Decay::kChannel;
+    const int n = round_up(s.n, kRows);
+    if (channels) {
+      channel.load(p, s, r.h);
+      channel.scores(weights, q, k, false);
+    } else {
+      transpose(k_transposed, k, kChunk, k.cols);
+      product(weights, q, k_transposed, n, kChunk, p.Dk, Part::kLowerC);
+      if (decays) {
+        load_numbers(gates, p, p.log_decay, s, r.h, kChunk, T(0));
+        decay.fill(gates);
+        decay.fill_pairs();
+        decay_scores(weights, decay.pairs);
+      } else {
+        lower(weights);
+      }
+    }
+    if (p.affine) add_constant_weights(p, s);
+    product(out, weights, v, n, p.Dv, kChunk, Part::kLowerA);
+    if (channels) {
+      channel.read(q);
+      channel.write(k);
+    } else if (decays) {
+      scale_rows(q, q, decay.read);
+      scale_rows(k, k, decay.write);
+    }
+    Into<T> more;
+    more.add = true;
+    product(out, q, state.S, n, p.Dv, p.Dk, Part::kAll, more);
+    if (p.affine) finish_affine(p);
+    store_rows(p.o, p, out, s, r.h, p.Dv, T(1), false);
+
+    Into<T> into;
+    into.add = true;
+    into.factor = channels ? T(1) : decay.total;
+    into.rows = channels ? channel.total : nullptr;
+    product<T, true>(state.S, k, v, state.S.rows, p.Dv, n, Part::kAll, into);
+    if (p.affine) add_constant_to_state();
+  }
+
+  // weights += bias * what the constant coordinate of each key is worth to each query.
+  void add_constant_weights(const Problem& p, const Span& s) {
+    for (int j = 0; j < kChunk; ++j)
+      one[j] = j < s.n && is_there(p, s.b, s.start + j) ? T(1) : T(0);
+    if (p.bias == 0) return;
+    const T bias = T(p.bias);
+    for (int i = 0; i < kChunk; ++i) {
+      for (int j = 0; j <= i; j += kLanes<T>)
+        store(weights.at(i, j), load(weights.at(i, j)) +
+                                    load(decay.pairs.at(i, j)) * load(one + j) * bias);
+    }
+  }
+
+  // What the queries read of the sums of v and k, and the division.
+  void finish_affine(const Problem& p) {
+    const T bias = T(p.bias);
+    for (int i = 0; i < kChunk; ++i) {
+      const T constant = bias * decay.read[i];
+      T factor = 1;
+      if (p.normalize) {
+        Vec<T> row = {};
+        for (int j = 0; j <= i; j += kLanes<T>) row += load(weights.at(i, j));
+        norm[i] = sum<T>(row) + dot_row(q, i, state.k) + constant * state.count;
+        factor = T(1) / norm[i];
+      }
+      for (int j = 0; j < out.cols; j += kLanes<T>)
+        store(out.at(i, j), (load(out.at(i, j)) + load(state.v + j) * constant) * factor);
+    }
+  }
+
+  void add_constant_to_state() {
+    for (int j = 0; j < k.cols; j += kLanes<T>) {
+      Vec<T> s = load(state.k + j) * decay.total;
+      for (int i = 0; i < kChunk; ++i) s += load(k.at(i, j));
+      store(state.k + j, s);
+    }
+    for (int j = 0; j < v.cols; j += kLanes<T>) {
+      Vec<T> s = load(state.v + j) * decay.total;
+      for (int i = 0; i < kChunk; ++i) s += load(v.at(i, j)) * (decay.write[i] * one[i]);
+      store(state.v + j, s);
+    }
+    T count = state.count * decay.total;
+    for (int i = 0; i < kChunk; ++i) count += decay.write[i] * one[i];
+    state.count = count;
+  }
+};
+
+}  // namespace
+
+template <class T>
+bool additive_forward(const Problem& p, int64_t begin, int64_t end) {
+  return run_all<Forward<T>>(p, begin, end);
+}
+
+template bool additive_forward<float>(const Problem&, int64_t, int64_t);
+template bool additive_forward<double>(const Problem&, int64_t, int64_t);
+
+}  // namespace LINATTN_ISA
+}  // namespace linattn

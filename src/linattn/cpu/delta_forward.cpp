@@ -1,0 +1,61 @@
+// The delta rule by chunks, with any decay; see delta_chunk.h and docs/maths.md 4.
+#include "delta_chunk.h"
+#include "kernels.h"
+
+namespace linattn {
+namespace LINATTN_ISA {
+
+namespace {
+
+template <class T>
+struct Forward {
+  DeltaChunk<T> chunk;
+  Matrix<T> out;
+  State<T> state;
+
+  Forward(Workspace& w, const Problem& p) {
+    chunk.take(w, p);
+    out = w.matrix<T>(kChunk, p.Dv);
+    state = State<T>::take(w, p.Dk, p.Dv);
+  }
+
+  void run(const Problem& p, const Run& r) {
+    if (p.initial_state)
+      state.read(p, state_of<T>(p, p.initial_state, r));
+    else
+      state.zero();
+    for (int64_t t = r.start; t < r.stop; t += kChunk) {
+      if (p.saved && t > r.start && (t - r.start) % p.segment == 0)
+        state.write(p, saved_state<T>(p, r, t));
+      const Span s = span_of(r, t);
+      chunk.load(p, s, r.h, true);
+      if (t + kChunk < r.stop) {
+        const Span next = span_of(r, t + kChunk);
+        prefetch_rows(p, p.q, next, r.h, p.Dk);
+        prefetch_rows(p, p.k, next, r.h, p.Dk);
+        prefetch_rows(p, p.v, next, r.h, p.Dv);
+      }
+      chunk.write(p, state.S);
+      product(out, chunk.weights, chunk.U, kChunk, p.Dv, kChunk, Part::kLowerA);
+      Into<T> more;
+      more.add = true;
+      product(out, chunk.q_read, state.S, kChunk, p.Dv, p.Dk, Part::kAll, more);
+      store_rows(p.o, p, out, s, r.h, p.Dv, T(1), false);
+      chunk.carry(p, state.S);
+    }
+    state.write(p, state_of<T>(p, p.state, r));
+  }
+};
+
+}  // namespace
+
+template <class T>
+bool delta_forward(const Problem& p, int64_t begin, int64_t end) {
+  return run_all<Forward<T>>(p, begin, end);
+}
+
+template bool delta_forward<float>(const Problem&, int64_t, int64_t);
+template bool delta_forward<double>(const Problem&, int64_t, int64_t);
+
+}  // namespace LINATTN_ISA
+}  // namespace linattn

@@ -1,0 +1,38 @@
+// Work space of one task: one block, handed out in pieces aligned to cache lines.
+#pragma once
+#include <stdlib.h>
+
+#include "tile.h"
+
+namespace linattn {
+namespace LINATTN_ISA {
+
+class Workspace {
+ public:
+  // Before `allocate` this only counts, and hands out nothing that may be touched.
+  template <class T>
+  T* take(size_t n) {
+    const size_t here = used_;
+    used_ += (n * sizeof(T) + 63) / 64 * 64;
+    return block_ ? reinterpret_cast<T*>(block_ + here) : nullptr;
+  }
+  template <class T>
+  Matrix<T> matrix(int rows, int cols) {
+    return Matrix<T>(take<T>(Matrix<T>::size(rows, cols)), rows, cols);
+  }
+  size_t used() const { return used_; }
+  bool allocate(size_t bytes) {
+    void* block = nullptr;
+    if (posix_memalign(&block, 64, bytes + 64) != 0) return false;
+    block_ = static_cast<char*>(block);
+    return true;
+  }
+  ~Workspace() { free(block_); }
+
+ private:
+  char* block_ = nullptr;
+  size_t used_ = 0;
+};
+
+}  // namespace LINATTN_ISA
+}  // namespace linattn

@@ -1,0 +1,256 @@
+// The operators as torch sees them: schemas, tensors to plain views, threads. No numerics.
+//
+// Outputs are made by the caller (src/linattn/cpu/*.py) and written here. Only the stable ABI of
+// torch is used, so that one library serves every torch from TORCH_TARGET_VERSION on.
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <atomic>
+#include <optional>
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include "isas.h"
+#include "problem.h"
+
+namespace linattn {
+
+#define LINATTN_DECLARE(isa) extern const Kernels kernels_##isa;
+LINATTN_FOR_EACH_ISA(LINATTN_DECLARE)
+
+namespace {
+
+using torch::stable::Tensor;
+using Optional = std::optional<Tensor>;
+
+#if defined(__x86_64__)
+bool runs_generic() { return true; }
+bool runs_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+bool runs_avx512() {
+  return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#else
+bool runs_generic() { return true; }
+#endif
+
+// The widest set that this processor has and LINATTN_CPU_ISA, if set, allows. Listed narrowest
+// first; read once.
+const Kernels& kernels() {
+  static const Kernels& chosen = [&]() -> const Kernels& {
+    const char* cap = getenv("LINATTN_CPU_ISA");
+    const Kernels* best = nullptr;
+    bool capped = false;
+#define LINATTN_CONSIDER(isa)                                     \
+  if (!capped && runs_##isa()) best = &kernels_##isa;             \
+  if (cap && strcmp(cap, #isa) == 0) capped = true;
+    LINATTN_FOR_EACH_ISA(LINATTN_CONSIDER)
+    return *best;
+  }();
+  return chosen;
+}
+
+Dtype dtype_of(const Tensor& x) {
+  using torch::headeronly::ScalarType;
+  switch (x.scalar_type()) {
+    case ScalarType::Double:
+      return Dtype::kFloat64;
+    case ScalarType::BFloat16:
+      return Dtype::kBFloat16;
+    case ScalarType::Half:
+      return Dtype::kFloat16;
+    default:
+      return Dtype::kFloat32;
+  }
+}
+
+// [B, N, heads, D], or [B, N, heads] with channel 0, or [heads] for every token.
+View view_of(const Tensor& x) {
+  View v;
+  v.data = static_cast<char*>(x.data_ptr());
+  v.dtype = dtype_of(x);
+  if (x.dim() == 1) {
+    v.head = x.stride(0);
+    v.heads = x.size(0);
+    return v;
+  }
+  v.batch = x.stride(0);
+  v.token = x.stride(1);
+  if (x.dim() > 2) {
+    v.head = x.stride(2);
+    v.heads = x.size(2);
+  }
+  if (x.dim() > 3) v.channel = x.stride(3);
+  return v;
+}
+View view_of(const Optional& x) { return x.has_value() ? view_of(*x) : View(); }
+
+void* data_of(const Optional& x) { return x.has_value() ? x->data_ptr() : nullptr; }
+
+// Fresh outputs cost a page fault for every 4 KiB; where the system asks for it, for 2 MiB.
+void prefer_huge_pages(const Tensor& x) {
+#if defined(MADV_HUGEPAGE)
+  const size_t page = size_t(2) << 20, bytes = size_t(x.numel()) * x.element_size();
+  if (bytes < 2 * page) return;
+  const size_t begin = (reinterpret_cast<size_t>(x.data_ptr()) + page - 1) / page * page;
+  const size_t end = (reinterpret_cast<size_t>(x.data_ptr()) + bytes) / page * page;
+  if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+Problem problem_of(
+    const Tensor& q, const Tensor& k, const Tensor& v, const Optional& log_decay,
+    const Optional& mask, const Optional& initial_state, const Optional& bounds, double scale,
+    int64_t segment) {
+  Problem p;
+  p.B = q.size(0);
+  p.N = q.size(1);
+  p.Dk = int(q.size(3));
+  p.Dv = int(v.size(3));
+  p.q = view_of(q);
+  p.k = view_of(k);
+  p.v = view_of(v);
+  p.H = p.q.heads > p.k.heads ? p.q.heads : p.k.heads;
+  if (p.v.heads > p.H) p.H = p.v.heads;
+  p.log_decay = view_of(log_decay);
+  if (log_decay.has_value()) {
+    const int64_t dim = log_decay->dim();
+    p.decay = dim == 1 ? Decay::kHead : dim == 3 ? Decay::kToken : Decay::kChannel;
+  }
+  p.mask = view_of(mask);
+  p.initial_state = data_of(initial_state);
+  p.bounds = static_cast<const int64_t*>(data_of(bounds));
+  p.sequences = bounds.has_value() ? bounds->size(0) - 1 : p.B;
+  p.scale = scale;
+  p.segment = segment;
+  return p;
+}
+
+void run(const Kernel (&kernel)[2], const Problem& p) {
+  std::atomic<bool> failed{false};
+  const Kernel f = kernel[p.q.dtype == Dtype::kFloat64 ? 1 : 0];
+  torch::stable::parallel_for(0, number_of_tasks(p), 1, [&](int64_t begin, int64_t end) {
+    if (!f(p, begin, end)) failed = true;
+  });
+  STD_TORCH_CHECK(!failed, "linattn: not enough memory for the work space of the CPU kernels");
+}
+
+void set_gradients(
+    Problem& p, const Tensor& grad_o, const Tensor& grad_state, const Tensor& saved,
+    const Tensor& dq, const Tensor& dk, const Tensor& dv, const Optional& dlog_decay,
+    const Optional& dinitial_state) {
+  p.grad_o = view_of(grad_o);
+  p.grad_state = grad_state.data_ptr();
+  p.saved = saved.data_ptr();
+  p.dq = view_of(dq);
+  p.dk = view_of(dk);
+  p.dv = view_of(dv);
+  if (p.decay == Decay::kHead)
+    p.dlog_decay_of_head = static_cast<double*>(data_of(dlog_decay));
+  else
+    p.dlog_decay = view_of(dlog_decay);
+  p.dinitial_state = data_of(dinitial_state);
+  for (const Tensor* x : {&dq, &dk, &dv}) prefer_huge_pages(*x);
+}
+
+void additive_forward(
+    Tensor q, Tensor k, Tensor v, Optional log_decay, Optional mask, Optional initial_state,
+    Optional bounds, double scale, double bias, bool normalize, bool causal, int64_t segment,
+    Tensor o, Tensor state, Optional saved) {
+  Problem p = problem_of(q, k, v, log_decay, mask, initial_state, bounds, scale, segment);
+  p.bias = bias;
+  p.normalize = normalize;
+  p.affine = bias != 0 || normalize;
+  p.o = view_of(o);
+  p.state = state.data_ptr();
+  p.saved = data_of(saved);
+  prefer_huge_pages(o);
+  run(causal ? kernels().additive_forward : kernels().noncausal_forward, p);
+}
+
+void additive_backward(
+    Tensor grad_o, Tensor grad_state, Tensor state, Tensor saved, Tensor q, Tensor k, Tensor v,
+    Optional log_decay, Optional mask, Optional initial_state, Optional bounds, double scale,
+    double bias, bool normalize, bool causal, int64_t segment, Tensor dq, Tensor dk, Tensor dv,
+    Optional dlog_decay, Optional dinitial_state) {
+  Problem p = problem_of(q, k, v, log_decay, mask, initial_state, bounds, scale, segment);
+  p.bias = bias;
+  p.normalize = normalize;
+  p.affine = bias != 0 || normalize;
+  p.state = state.data_ptr();  // read, where every token sees all
+  set_gradients(p, grad_o, grad_state, saved, dq, dk, dv, dlog_decay, dinitial_state);
+  run(causal ? kernels().additive_backward : kernels().noncausal_backward, p);
+}
+
+void delta_forward(
+    Tensor q, Tensor k, Tensor v, Optional log_decay, Tensor beta, Optional mask,
+    Optional initial_state, Optional bounds, double scale, int64_t segment, Tensor o, Tensor state,
+    Optional saved) {
+  Problem p = problem_of(q, k, v, log_decay, mask, initial_state, bounds, scale, segment);
+  p.beta = view_of(beta);
+  p.o = view_of(o);
+  p.state = state.data_ptr();
+  p.saved = data_of(saved);
+  prefer_huge_pages(o);
+  run(kernels().delta_forward, p);
+}
+
+void delta_backward(
+    Tensor grad_o, Tensor grad_state, Tensor saved, Tensor q, Tensor k, Tensor v,
+    Optional log_decay, Tensor beta, Optional mask, Optional initial_state, Optional bounds,
+    double scale, int64_t segment, Tensor dq, Tensor dk, Tensor dv, Optional dlog_decay,
+    Tensor dbeta, Optional dinitial_state) {
+  Problem p = problem_of(q, k, v, log_decay, mask, initial_state, bounds, scale, segment);
+  p.beta = view_of(beta);
+  p.dbeta = view_of(dbeta);
+  set_gradients(p, grad_o, grad_state, saved, dq, dk, dv, dlog_decay, dinitial_state);
+  run(kernels().delta_backward, p);
+}
+
+// 0 for the narrowest set; which of them runs, for `linattn info` and tests.
+int64_t instruction_set() {
+  int64_t i = 0, found = 0;
+#define LINATTN_COUNT(isa)                       \
+  if (&kernels() == &kernels_##isa) found = i; \
+  ++i;
+  LINATTN_FOR_EACH_ISA(LINATTN_COUNT)
+  return found;
+}
+
+}  // namespace
+}  // namespace linattn
+
+#define LINATTN_QKV "Tensor q, Tensor k, Tensor v, Tensor? log_decay, "
+#define LINATTN_REST "Tensor? mask, Tensor? initial_state, Tensor? bounds, float scale, "
+#define LINATTN_SEGMENT "int segment, "
+#define LINATTN_ADDITIVE LINATTN_QKV LINATTN_REST "float bias, bool normalize, bool causal, " LINATTN_SEGMENT
+#define LINATTN_DELTA LINATTN_QKV "Tensor beta, " LINATTN_REST LINATTN_SEGMENT
+#define LINATTN_RESULTS "Tensor(a!) o, Tensor(b!) state, Tensor(c!)? saved) -> ()"
+#define LINATTN_GRADIENTS "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, Tensor(d!)? dlog_decay, "
+#define LINATTN_LAST "Tensor(e!)? dinitial_state) -> ()"
+
+STABLE_TORCH_LIBRARY(linattn_cpu, m) {
+  m.def("additive_forward(" LINATTN_ADDITIVE LINATTN_RESULTS);
+  m.def("additive_backward(Tensor grad_o, Tensor grad_state, Tensor state, Tensor saved, "
+        LINATTN_ADDITIVE LINATTN_GRADIENTS LINATTN_LAST);
+  m.def("delta_forward(" LINATTN_DELTA LINATTN_RESULTS);
+  m.def("delta_backward(Tensor grad_o, Tensor grad_state, Tensor saved, "
+        LINATTN_DELTA LINATTN_GRADIENTS
+        "Tensor(f!) dbeta, " LINATTN_LAST);
+  m.def("instruction_set() -> int");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(linattn_cpu, CPU, m) {
+  m.impl("additive_forward", TORCH_BOX(&linattn::additive_forward));
+  m.impl("additive_backward", TORCH_BOX(&linattn::additive_backward));
+  m.impl("delta_forward", TORCH_BOX(&linattn::delta_forward));
+  m.impl("delta_backward", TORCH_BOX(&linattn::delta_backward));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(linattn_cpu, CompositeExplicitAutograd, m) {
+  m.impl("instruction_set", TORCH_BOX(&linattn::instruction_set));
+}
