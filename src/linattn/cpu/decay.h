@@ -95,15 +95,11 @@ inline T dot_row(const Matrix<T>& x, int i, const T* y) {
 }
 template <class T>
 inline T dot_all(const Matrix<T>& x, const Matrix<T>& y) {
-  Vec<T> s = {}, s2 = {};
-  const size_t n = x.size();
-  size_t i = 0;
-  for (; i + 2 * kLanes<T> <= n; i += 2 * kLanes<T>) {
-    s += load(x.p + i) * load(y.p + i);
-    s2 += load(x.p + i + kLanes<T>) * load(y.p + i + kLanes<T>);
+  Vec<T> s = {};
+  for (int j = 0; j < x.cols; j += kLanes<T>) {  // not the unused rest of the last panel
+    for (int i = 0; i < x.rows; ++i) s += load(x.at(i, j)) * load(y.at(i, j));
   }
-  for (; i < n; i += kLanes<T>) s += load(x.p + i) * load(y.p + i);
-  return sum<T>(s + s2);
+  return sum<T>(s);
 }
 
 // The gradient of g_t is what crosses from before t to t or later, and nothing else:
