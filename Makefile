@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test lint bench clean
+.PHONY: install demo test test-isas lint bench clean
 
 install: $(STAMP)
 
@@ -22,6 +22,13 @@ demo: install
 # One thread for each of two workers: together they use two cores.
 test: install
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+# The CPU kernels as narrower processors run them; the widest set is part of `make test`.
+test-isas: install
+	for isa in generic avx2; do \
+	  LINATTN_CPU_ISA=$$isa OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -k cpu \
+	    tests/test_against_reference.py tests/test_properties.py tests/cpu || exit 1; \
+	done
 
 lint: install
 	$(BIN)/ruff check .

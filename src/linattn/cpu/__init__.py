@@ -14,6 +14,7 @@ import torch
 
 INSTRUCTION_SETS = ("generic", "avx2", "avx512")
 CHUNK = 32  # tokens; kChunk of decay.h
+OLDEST_TORCH = "2.10"  # TORCH_TARGET_VERSION of CMakeLists.txt
 
 
 _status: tuple[bool, str] | None = None
@@ -45,7 +46,10 @@ def _load() -> tuple[bool, str]:
     try:
         torch.ops.load_library(str(found[0]))
     except OSError as error:
-        reason = f"the native kernels do not load under torch {torch.__version__}: {error}"
+        reason = (
+            f"the native kernels, built for torch {OLDEST_TORCH} and later, do not load under "
+            f"torch {torch.__version__}: {error}"
+        )
         warnings.warn(f"linattn: {reason}; the chunked backend is used", stacklevel=2)
         return False, reason
     return True, f"C++ for {instruction_set()}, on torch's threads"

@@ -25,6 +25,9 @@ class Workspace {
     void* block = nullptr;
     if (posix_memalign(&block, 64, bytes + 64) != 0) return false;
     block_ = static_cast<char*>(block);
+#if defined(LINATTN_POISON)
+    memset(block_, 0xff, bytes + 64);  // NaN: what is read before it is written shows
+#endif
     return true;
   }
   ~Workspace() { free(block_); }

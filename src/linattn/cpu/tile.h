@@ -163,12 +163,13 @@ LINATTN_INLINE void tile(
 }  // namespace detail
 
 // C [M, N] from A [M, K] (TA: A is stored as its transpose [K, M]) and B [K, N].
-// M is rounded up to whole tiles, N to whole vectors.
+// M is rounded up to whole tiles, N to whole padded columns: a matrix has no unwritten ones.
 template <class T, bool TA = false>
 inline void product(
     const Matrix<T>& C, const Matrix<T>& A, const Matrix<T>& B, int M, int N, int K,
     Part part = Part::kAll, const Into<T>& into = Into<T>()) {
   const int lanes = kLanes<T>;
+  N = padded<T>(N);
   const int a_panel = TA ? 1 << 30 : A.pitch;
   const ptrdiff_t a_next = TA ? 0 : ptrdiff_t(A.rows) * A.pitch;
   const ptrdiff_t a_row = TA ? 1 : A.pitch, a_k = TA ? A.pitch : 1;
