@@ -171,7 +171,8 @@ def check_state(
 ) -> None:
     """Check the shape, dtype and device of a state tensor."""
     require_tensor(name, state)
-    _require_like(name, state, (state_dtype(q.dtype),), q)
+    dtype = state_dtype(q.dtype)
+    _require_like(name, state, (dtype, torch.bfloat16) if dtype == torch.float32 else (dtype,), q)
     one = int(affine)
     letters = ("[B, H, Dk + 1, Dv + 1]" if affine else "[B, H, Dk, Dv]") + " (packed: B = S)"
     _require_shape(name, state, letters, [sequences, H, q.shape[3] + one, v.shape[3] + one])

@@ -99,11 +99,13 @@ def linear_attention(
         mask: [B, N] bool. False: the token is not there. It does not decay, write or count; its
             output and gradients are 0; its values may be anything.
         initial_state: the state before the first token, [B, H, Dk, Dv] (affine or normalised:
-            [B, H, Dk + 1, Dv + 1]; packed: one for each sequence), float32, or float64 with
-            float64 inputs. Gradients flow through it; it is never changed.
-        return_state: also return the state after the last token, of the same shape and dtype.
+            [B, H, Dk + 1, Dv + 1]; packed: one for each sequence), float32 or bfloat16, or float64
+            with float64 inputs. Gradients flow through it; it is never changed. All sums are
+            taken in float32 (float64) in any case.
+        return_state: also return the state after the last token, of that shape, in float32 (float64).
         out_state: a tensor of that shape and dtype which receives the final state, for decoding
-            without allocation; it may be `initial_state` itself. Only without gradients.
+            without allocation; it may be `initial_state` itself. Only without gradients. In
+            bfloat16 the state is rounded once a call, and a decoding step moves half the bytes.
         cu_seqlens: [S + 1] int32 or int64, the bounds of S sequences packed in one row (B = 1);
             sequences do not see each other, and may be empty.
         backend: "auto" takes the fastest that can do the call; a name takes that one or raises.
@@ -163,6 +165,8 @@ def linear_attention(
     if chosen == "reference":
         from linattn import reference
 
+        if initial_state is not None and initial_state.dtype == torch.bfloat16:
+            initial_state = initial_state.float()
         o, state = reference.forward(
             q, k, v, log_decay, beta, mask, initial_state, cu_seqlens,
             float(scale), float(bias), normalize, causal,

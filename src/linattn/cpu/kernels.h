@@ -17,6 +17,8 @@ template <class T>
 bool delta_forward(const Problem& p, int64_t begin, int64_t end);
 template <class T>
 bool delta_backward(const Problem& p, int64_t begin, int64_t end);
+template <class T>
+bool decode(const Problem& p, int64_t begin, int64_t end);
 
 }  // namespace LINATTN_ISA
 }  // namespace linattn

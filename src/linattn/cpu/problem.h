@@ -31,6 +31,7 @@ struct Problem {
   // Of the dtype of the sums and contiguous: [sequences, H, Dk (+ 1), Dv (+ 1)].
   const void* initial_state = nullptr;
   void* state = nullptr;
+  Dtype state_dtype = Dtype::kFloat32;  // of a decoding step: may be bfloat16
   // [N / segment, B, H, ...]: the state before token m * segment of a run, m >= 1. No two such
   // tokens of a row have the same t / segment, so t / segment - 1 is the slot.
   void* saved = nullptr;
@@ -66,6 +67,7 @@ struct Kernels {
   Kernel additive_forward[2], additive_backward[2];
   Kernel noncausal_forward[2], noncausal_backward[2];
   Kernel delta_forward[2], delta_backward[2];
+  Kernel decode[2];  // over batch rows x heads
 };
 
 }  // namespace linattn

@@ -130,14 +130,17 @@ Problem problem_of(
   return p;
 }
 
-void run(const Kernel (&kernel)[2], const Problem& p) {
+// A unit of work for each thread at least; `grain`: units that are worth a thread.
+void run(const Kernel (&kernel)[2], const Problem& p, int64_t units, int64_t grain) {
   std::atomic<bool> failed{false};
   const Kernel f = kernel[p.q.dtype == Dtype::kFloat64 ? 1 : 0];
-  torch::stable::parallel_for(0, number_of_tasks(p), 1, [&](int64_t begin, int64_t end) {
+  torch::stable::parallel_for(0, units, grain, [&](int64_t begin, int64_t end) {
     if (!f(p, begin, end)) failed = true;
   });
   STD_TORCH_CHECK(!failed, "linattn: not enough memory for the work space of the CPU kernels");
 }
+
+void run(const Kernel (&kernel)[2], const Problem& p) { run(kernel, p, number_of_tasks(p), 1); }
 
 void set_gradients(
     Problem& p, const Tensor& grad_o, const Tensor& grad_state, const Tensor& saved,
@@ -211,6 +214,22 @@ void delta_backward(
   run(kernels().delta_backward, p);
 }
 
+void step(
+    Tensor q, Tensor k, Tensor v, Optional log_decay, Optional beta, Optional mask,
+    Optional initial_state, double scale, double bias, bool normalize, Tensor o, Tensor state) {
+  Problem p = problem_of(q, k, v, log_decay, mask, initial_state, Optional(), scale, 0);
+  p.bias = bias;
+  p.normalize = normalize;
+  p.affine = bias != 0 || normalize;
+  p.beta = view_of(beta);
+  p.o = view_of(o);
+  p.state = state.data_ptr();
+  p.state_dtype = dtype_of(state);
+  // 64 x 64 numbers take about 1 us, and so does waking another thread.
+  const int64_t numbers = p.N * p.Dk * p.Dv, worth = int64_t(4) * 64 * 64;
+  run(kernels().decode, p, p.B * p.H, numbers < worth ? worth / (numbers + 1) + 1 : 1);
+}
+
 // 0 for the narrowest set; which of them runs, for `linattn info` and tests.
 int64_t instruction_set() {
   int64_t i = 0, found = 0;
@@ -241,6 +260,8 @@ STABLE_TORCH_LIBRARY(linattn_cpu, m) {
   m.def("delta_backward(Tensor grad_o, Tensor grad_state, Tensor saved, "
         LINATTN_DELTA LINATTN_GRADIENTS
         "Tensor(f!) dbeta, " LINATTN_LAST);
+  m.def("step(" LINATTN_QKV "Tensor? beta, Tensor? mask, Tensor? initial_state, float scale, "
+        "float bias, bool normalize, Tensor(a!) o, Tensor(b!) state) -> ()");
   m.def("instruction_set() -> int");
 }
 
@@ -249,6 +270,7 @@ STABLE_TORCH_LIBRARY_IMPL(linattn_cpu, CPU, m) {
   m.impl("additive_backward", TORCH_BOX(&linattn::additive_backward));
   m.impl("delta_forward", TORCH_BOX(&linattn::delta_forward));
   m.impl("delta_backward", TORCH_BOX(&linattn::delta_backward));
+  m.impl("step", TORCH_BOX(&linattn::step));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(linattn_cpu, CompositeExplicitAutograd, m) {
