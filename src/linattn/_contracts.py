@@ -49,12 +49,10 @@ def forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Run a checked call of `linear_attention` on a fast backend; return o and the final state."""
     tokens = q.shape[1]
-    if backend == "cpu" and 1 <= tokens <= 16 and cu_seqlens is None and (causal or tokens == 1):
+    if backend == "cpu" and cu_seqlens is None:
         from linattn.cpu import step as decoding
 
-        if tokens <= decoding.MOST_TOKENS and decoding.serves(
-            q, k, v, (log_decay, beta), initial_state
-        ):
+        if decoding.serves(q, k, v, (log_decay, beta), initial_state, causal):
             return decoding.forward(
                 q, k, v, log_decay, beta, mask, initial_state, out_state, scale, bias, normalize
             )

@@ -102,7 +102,8 @@ def linear_attention(
             [B, H, Dk + 1, Dv + 1]; packed: one for each sequence), float32 or bfloat16, or float64
             with float64 inputs. Gradients flow through it; it is never changed. All sums are
             taken in float32 (float64) in any case.
-        return_state: also return the state after the last token, of that shape, in float32 (float64).
+        return_state: also return the state after the last token: of that shape, in float32 or
+            float64.
         out_state: a tensor of that shape and dtype which receives the final state, for decoding
             without allocation; it may be `initial_state` itself. Only without gradients. In
             bfloat16 the state is rounded once a call, and a decoding step moves half the bytes.
