@@ -48,19 +48,11 @@ def forward(
     backend: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Run a checked call of `linear_attention` on a fast backend; return o and the final state."""
-    tokens = q.shape[1]
-    if backend == "cpu" and cu_seqlens is None:
-        from linattn.cpu import step as decoding
-
-        if decoding.serves(q, k, v, (log_decay, beta), initial_state, causal):
-            return decoding.forward(
-                q, k, v, log_decay, beta, mask, initial_state, out_state, scale, bias, normalize
-            )
     if initial_state is not None and initial_state.dtype == torch.bfloat16:
         initial_state = initial_state.float()
     if out_state is not None and out_state.dtype == torch.bfloat16:
         out_state = None  # computed in 32 bits, and rounded by the caller
-    if tokens == 1 and cu_seqlens is None:  # one token is causal and not
+    if q.shape[1] == 1 and cu_seqlens is None:  # one token is causal and not
         from linattn.chunked import step
 
         with torch.autocast(q.device.type, enabled=False):

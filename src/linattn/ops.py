@@ -10,6 +10,7 @@ from torch import Tensor
 from linattn import _contracts
 from linattn import _validation as check
 from linattn._backends import choose
+from linattn.cpu.step import decode
 
 
 @overload
@@ -135,6 +136,13 @@ def linear_attention(
     for name, value in (("q", q), ("k", k), ("v", v)):
         check.require_tensor(name, value)
     q, k, v = _autocast(q, k, v)
+    if cu_seqlens is None and backend in ("auto", "cpu") and return_state in (True, False):
+        decoded = decode(
+            q, k, v, log_decay, beta, mask, initial_state, out_state,
+            scale, bias, normalize, causal,
+        )  # fmt: skip
+        if decoded is not None:
+            return decoded if return_state else decoded[0]
     H = check.check_qkv(q, k, v)
     scale = q.shape[3] ** -0.5 if scale is None else scale
     check.require_number("scale", scale)

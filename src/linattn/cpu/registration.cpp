@@ -2,11 +2,13 @@
 //
 // Outputs are made by the caller (src/linattn/cpu/*.py) and written here. Only the stable ABI of
 // torch is used, so that one library serves every torch from TORCH_TARGET_VERSION on.
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include <atomic>
+#include <initializer_list>
 #include <optional>
 
 #include <torch/csrc/stable/library.h>
@@ -26,6 +28,7 @@ namespace {
 
 using torch::stable::Tensor;
 using Optional = std::optional<Tensor>;
+using torch::headeronly::ScalarType;
 
 #if defined(__x86_64__)
 bool runs_generic() { return true; }
@@ -55,7 +58,6 @@ const Kernels& kernels() {
 }
 
 Dtype dtype_of(const Tensor& x) {
-  using torch::headeronly::ScalarType;
   switch (x.scalar_type()) {
     case ScalarType::Double:
       return Dtype::kFloat64;
@@ -214,13 +216,102 @@ void delta_backward(
   run(kernels().delta_backward, p);
 }
 
-void step(
+bool is_shape(const Optional& x, std::initializer_list<int64_t> shape) {
+  if (!x.has_value()) return true;
+  if (x->dim() != int64_t(shape.size())) return false;
+  int64_t i = 0;
+  for (const int64_t n : shape)
+    if (x->size(i++) != n) return false;
+  return true;
+}
+
+// A gate is of the dtype of q or of float32.
+bool is_gate(const Optional& x, const Tensor& q) {
+  if (!x.has_value()) return true;
+  return x->scalar_type() == q.scalar_type() || x->scalar_type() == ScalarType::Float;
+}
+
+// Whether number i is at most 0, and not NaN.
+bool is_negative(const View& x, int64_t i) {
+  if (x.dtype == Dtype::kFloat64) return reinterpret_cast<const double*>(x.data)[i] <= 0;
+  if (x.dtype == Dtype::kFloat32) return reinterpret_cast<const float*>(x.data)[i] <= 0;
+  const uint16_t bits = reinterpret_cast<const uint16_t*>(x.data)[i];
+  const uint16_t infinity = x.dtype == Dtype::kBFloat16 ? 0x7f80 : 0x7c00;
+  return bits == 0 || (bits >= 0x8000 && (bits & 0x7fff) <= infinity);
+}
+
+// Whether a state can be written while another is read, one row at a time.
+bool is_apart(const Tensor& state, const Optional& from) {
+  if (!from.has_value()) return true;
+  const char *a = static_cast<const char*>(state.data_ptr()),
+             *b = static_cast<const char*>(from->data_ptr());
+  const size_t bytes = size_t(state.numel()) * state.element_size();
+  return a == b || a + bytes <= b || b + bytes <= a;
+}
+
+// Whether `step` can do this call. What it cannot do, and what is wrong, is left to Python, which
+// knows the words: everything here is checked there as well (_validation.py).
+bool fits(
+    const Problem& p, const Tensor& q, const Tensor& k, const Tensor& v, const Optional& log_decay,
+    const Optional& beta, const Optional& mask, const Optional& initial_state,
+    const Tensor& state) {
+  const auto dtype = q.scalar_type();
+  if (k.scalar_type() != dtype || v.scalar_type() != dtype) return false;
+  const bool wide = dtype == ScalarType::Double;
+  if (!wide && dtype != ScalarType::Float && dtype != ScalarType::BFloat16 &&
+      dtype != ScalarType::Half)
+    return false;
+  if (p.q.heads < 1 || p.k.heads < 1 || p.v.heads < 1 || p.Dk < 1 || p.Dv < 1) return false;
+  if (p.H % p.q.heads != 0 || p.H % p.k.heads != 0 || p.H % p.v.heads != 0) return false;
+  if (!is_shape(k, {p.B, p.N, p.k.heads, p.Dk}) || !is_shape(v, {p.B, p.N, p.v.heads, p.Dv}))
+    return false;
+  if (!is_gate(log_decay, q) || !is_gate(beta, q)) return false;
+  if (!is_shape(beta, {p.B, p.N, p.H}) || !is_shape(mask, {p.B, p.N})) return false;
+  if (mask.has_value() && mask->scalar_type() != ScalarType::Bool) return false;
+  switch (p.decay) {
+    case Decay::kNone:
+      break;
+    case Decay::kHead:
+      if (!is_shape(log_decay, {p.H})) return false;
+      for (int64_t h = 0; h < p.H; ++h)
+        if (!is_negative(p.log_decay, h * p.log_decay.head)) return false;
+      break;
+    case Decay::kToken:
+      if (!is_shape(log_decay, {p.B, p.N, p.H})) return false;
+      break;
+    case Decay::kChannel:
+      if (p.affine || !is_shape(log_decay, {p.B, p.N, p.H, p.Dk})) return false;
+  }
+  if (p.affine && beta.has_value()) return false;
+  const int64_t one = p.affine;
+  const bool narrow = !wide && state.scalar_type() == ScalarType::BFloat16;
+  if (state.scalar_type() != (wide ? ScalarType::Double : ScalarType::Float) && !narrow)
+    return false;
+  for (const Optional& x : {Optional(state), initial_state}) {
+    if (!is_shape(x, {p.B, p.H, p.Dk + one, p.Dv + one})) return false;
+    if (x.has_value() && (x->scalar_type() != state.scalar_type() || !x->is_contiguous()))
+      return false;
+  }
+  return is_apart(state, initial_state);
+}
+
+// Decode a few tokens: o [B, N, H, Dv], and the state after them in `state`, which may be the
+// initial one. None where the call is not one for this kernel or is wrong.
+Optional step(
     Tensor q, Tensor k, Tensor v, Optional log_decay, Optional beta, Optional mask,
-    Optional initial_state, double scale, double bias, bool normalize, Tensor o, Tensor state) {
-  Problem p = problem_of(q, k, v, log_decay, mask, initial_state, Optional(), scale, 0);
+    Optional initial_state, Tensor state, std::optional<double> scale, double bias,
+    bool normalize) {
+  if (q.dim() != 4 || k.dim() != 4 || v.dim() != 4) return Optional();
+  if (log_decay.has_value() && (log_decay->dim() < 1 || log_decay->dim() == 2 || log_decay->dim() > 4))
+    return Optional();
+  Problem p = problem_of(q, k, v, log_decay, mask, initial_state, Optional(), 1, 0);
   p.bias = bias;
   p.normalize = normalize;
   p.affine = bias != 0 || normalize;
+  p.scale = scale.has_value() ? *scale : 1 / sqrt(double(p.Dk));
+  if (!isfinite(p.scale) || !isfinite(p.bias)) return Optional();
+  if (!fits(p, q, k, v, log_decay, beta, mask, initial_state, state)) return Optional();
+  Tensor o = torch::stable::new_empty(v, {p.B, p.N, p.H, p.Dv});
   p.beta = view_of(beta);
   p.o = view_of(o);
   p.state = state.data_ptr();
@@ -228,6 +319,7 @@ void step(
   // 64 x 64 numbers take about 1 us, and so does waking another thread.
   const int64_t numbers = p.N * p.Dk * p.Dv, worth = int64_t(4) * 64 * 64;
   run(kernels().decode, p, p.B * p.H, numbers < worth ? worth / (numbers + 1) + 1 : 1);
+  return o;
 }
 
 // 0 for the narrowest set; which of them runs, for `linattn info` and tests.
@@ -260,8 +352,8 @@ STABLE_TORCH_LIBRARY(linattn_cpu, m) {
   m.def("delta_backward(Tensor grad_o, Tensor grad_state, Tensor saved, "
         LINATTN_DELTA LINATTN_GRADIENTS
         "Tensor(f!) dbeta, " LINATTN_LAST);
-  m.def("step(" LINATTN_QKV "Tensor? beta, Tensor? mask, Tensor? initial_state, float scale, "
-        "float bias, bool normalize, Tensor(a!) o, Tensor(b!) state) -> ()");
+  m.def("step(" LINATTN_QKV "Tensor? beta, Tensor? mask, Tensor? initial_state, "
+        "Tensor(a!) state, float? scale, float bias, bool normalize) -> Tensor?");
   m.def("instruction_set() -> int");
 }
 

@@ -112,11 +112,12 @@ template <class T, class S>
 void step(const Token<T>& x, const S* from, S* to) {
   constexpr int L = kLanes<T>;
   int j = 0;
-  for (; j + kVectors * L <= x.columns; j += kVectors * L) columns<T, S, kVectors>(x, from, to, j);
-  if (j + kVectors / 2 * L <= x.columns) {
-    columns<T, S, kVectors / 2>(x, from, to, j);
-    j += kVectors / 2 * L;
+  if (!x.delta) {  // reads twice: half as wide, and 128 rows of it stay in 48 KiB
+    for (; j + kVectors * L <= x.columns; j += kVectors * L)
+      columns<T, S, kVectors>(x, from, to, j);
   }
+  for (; j + kVectors / 2 * L <= x.columns; j += kVectors / 2 * L)
+    columns<T, S, kVectors / 2>(x, from, to, j);
   for (; j + L <= x.columns; j += L) columns<T, S, 1>(x, from, to, j);
   for (; j < x.columns; ++j) one_column(x, from, to, j);
 }
