@@ -17,14 +17,18 @@ struct Backward {
   Matrix<T> q, k, v, G, q_read, k_write, transposed, v_transposed, weights, d_weights;
   Matrix<T> dq, dk, dv, d_read, d_write, z_transposed, *states = nullptr;
   State<T>* sums = nullptr;  // of the constant coordinate, before each chunk of the segment
-  State<T> start, z;
+  State<T> start, z, *zs;
+  double* of_head;  // the gradient of a decay one a head
   TokenDecay<T> decay;
   ChannelDecay<T> channel;
   ChannelGradient<T> channel_gradient;
   T *gates, *one, *reads, *writes, *dg, *r, *norm;
   int chunks;
 
-  Backward(Workspace& w, const Problem& p) {
+  static constexpr int kPhases = 1;
+  static constexpr bool kBackwards = true;
+
+  Backward(Workspace& w, const Problem& p, int slots) {
     const int Dk = padded<T>(p.Dk), Dv = padded<T>(p.Dv);
     for (Matrix<T>* x : {&q, &k, &q_read, &k_write, &dq, &dk, &d_read, &d_write})
       *x = w.matrix<T>(kChunk, Dk);
@@ -34,7 +38,8 @@ struct Backward {
     v_transposed = w.matrix<T>(Dv, kChunk);
     z_transposed = w.matrix<T>(Dv, Dk);
     start = State<T>::take(w, p.Dk, p.Dv);
-    z = State<T>::take(w, p.Dk, p.Dv);
+    zs = State<T>::take(w, p.Dk, p.Dv, slots);
+    of_head = w.take<double>(slots);
     for (T** x : {&gates, &one, &reads, &writes, &dg, &r, &norm}) *x = w.take<T>(kChunk);
     chunks = int(p.segment / kChunk);
     states = w.take<Matrix<T>>(chunks);
@@ -55,26 +60,24 @@ struct Backward {
     }
   }
 
-  void run(const Problem& p, const Run& r) {
-    if (p.grad_state)
-      z.read(p, state_of<T>(p, p.grad_state, r));
-    else
-      z.zero();
+  void begin(const Problem& p, const Run& r, int slot) {
+    zs[slot].read(p, state_of<T>(p, p.grad_state, r));
+    of_head[slot] = 0;
+  }
+  void segment(const Problem& p, const Run& r, int slot, int, int64_t first, int64_t stop) {
+    z = zs[slot];
     if (p.decay == Decay::kNone) {
       decay.fill_without_decay();
       decay.fill_pairs();
     }
-    double of_head = 0;
-    const int64_t n = r.stop - r.start;
-    for (int64_t m = (n + p.segment - 1) / p.segment - 1; m >= 0; --m) {
-      const int64_t begin = r.start + m * p.segment;
-      const int64_t end = begin + p.segment < r.stop ? begin + p.segment : r.stop;
-      states_again(p, r, begin, end);
-      for (int c = int((end - begin + kChunk - 1) / kChunk) - 1; c >= 0; --c)
-        of_head += chunk(p, r, begin + int64_t(c) * kChunk, c);
-    }
-    if (p.dinitial_state) z.write(p, state_of<T>(p, p.dinitial_state, r));
-    if (p.dlog_decay_of_head) p.dlog_decay_of_head[r.sequence * p.H + r.h] = of_head;
+    states_again(p, r, first, stop);
+    for (int c = int((stop - first + kChunk - 1) / kChunk) - 1; c >= 0; --c)
+      of_head[slot] += chunk(p, r, first + int64_t(c) * kChunk, c);
+    zs[slot].count = z.count;
+  }
+  void end(const Problem& p, const Run& r, int slot) {
+    if (p.dinitial_state) zs[slot].write(p, state_of<T>(p, p.dinitial_state, r));
+    if (p.dlog_decay_of_head) p.dlog_decay_of_head[r.sequence * p.H + r.h] = of_head[slot];
   }
 
   // Decays of the chunk at t; `decay` or `channel` afterwards hold them.
@@ -93,12 +96,8 @@ struct Backward {
 
   // The transposed states before the chunks of [begin, end).
   void states_again(const Problem& p, const Run& run, int64_t begin, int64_t end) {
-    if (begin > run.start)
-      start.read(p, saved_state<T>(p, run, begin));
-    else if (p.initial_state)
-      start.read(p, state_of<T>(p, p.initial_state, run));
-    else
-      start.zero();
+    start.read(p, begin > run.start ? saved_state<T>(p, run, begin)
+                                    : state_of<T>(p, p.initial_state, run));
     transpose(states[0], start.S, start.S.rows, start.S.cols);
     memcpy(sums[0].k, start.k, start.S.rows * sizeof(T));
     memcpy(sums[0].v, start.v, start.S.cols * sizeof(T));
@@ -319,7 +318,7 @@ struct Backward {
 
 template <class T>
 bool additive_backward(const Problem& p, int64_t begin, int64_t end) {
-  return run_all<Backward<T>>(p, begin, end);
+  return run_all<T, Backward<T>>(p, begin, end);
 }
 
 template bool additive_backward<float>(const Problem&, int64_t, int64_t);

@@ -11,12 +11,15 @@ namespace {
 template <class T>
 struct Forward {
   Matrix<T> q, k, v, k_transposed, weights, out, scratch;
-  State<T> state;
+  State<T> state, *states;
   TokenDecay<T> decay;
   ChannelDecay<T> channel;
   T *gates, *one, *norm;
 
-  Forward(Workspace& w, const Problem& p) {
+  static constexpr int kPhases = 1;
+  static constexpr bool kBackwards = false;
+
+  Forward(Workspace& w, const Problem& p, int slots) {
     const int Dk = padded<T>(p.Dk);
     q = w.matrix<T>(kChunk, Dk);
     k = w.matrix<T>(kChunk, Dk);
@@ -25,28 +28,28 @@ struct Forward {
     weights = w.matrix<T>(kChunk, kChunk);
     out = w.matrix<T>(kChunk, p.Dv);
     decay.pairs = w.matrix<T>(kChunk, kChunk);
-    state = State<T>::take(w, p.Dk, p.Dv);
+    states = State<T>::take(w, p.Dk, p.Dv, slots);
     gates = w.take<T>(kChunk);
     one = w.take<T>(kChunk);
     norm = w.take<T>(kChunk);
     if (p.decay == Decay::kChannel) channel.take(w, Dk);
   }
 
-  void run(const Problem& p, const Run& r) {
-    if (p.initial_state)
-      state.read(p, state_of<T>(p, p.initial_state, r));
-    else
-      state.zero();
+  void begin(const Problem& p, const Run& r, int slot) {
+    states[slot].read(p, state_of<T>(p, p.initial_state, r));
+  }
+  void segment(const Problem& p, const Run& r, int slot, int, int64_t start, int64_t stop) {
+    state = states[slot];
     if (p.decay == Decay::kNone) {
       decay.fill_without_decay();
       decay.fill_pairs();
     }
-    for (int64_t t = r.start; t < r.stop; t += kChunk) {
-      if (p.saved && t > r.start && (t - r.start) % p.segment == 0)
-        state.write(p, saved_state<T>(p, r, t));
-      chunk(p, r, t);
-    }
-    state.write(p, state_of<T>(p, p.state, r));
+    if (p.saved && start > r.start) state.write(p, saved_state<T>(p, r, start));
+    for (int64_t t = start; t < stop; t += kChunk) chunk(p, r, t);
+    states[slot].count = state.count;
+  }
+  void end(const Problem& p, const Run& r, int slot) {
+    states[slot].write(p, state_of<T>(p, p.state, r));
   }
 
   void chunk(const Problem& p, const Run& r, int64_t t) {
@@ -151,7 +154,7 @@ struct Forward {
 
 template <class T>
 bool additive_forward(const Problem& p, int64_t begin, int64_t end) {
-  return run_all<Forward<T>>(p, begin, end);
+  return run_all<T, Forward<T>>(p, begin, end);
 }
 
 template bool additive_forward<float>(const Problem&, int64_t, int64_t);

@@ -14,16 +14,16 @@ namespace {
 template <class T>
 struct Noncausal {
   Matrix<T> q, k, v, out, dq, dk, transposed;
-  State<T> state, z;
+  State<T> state, z, *states, *zs;
   T *one, *r;
 
-  Noncausal(Workspace& w, const Problem& p) {
+  Noncausal(Workspace& w, const Problem& p, int slots) {
     const int Dk = padded<T>(p.Dk), Dv = padded<T>(p.Dv);
     for (Matrix<T>* x : {&q, &k, &dq, &dk}) *x = w.matrix<T>(kChunk, Dk);
     for (Matrix<T>* x : {&v, &out}) *x = w.matrix<T>(kChunk, Dv);
     transposed = w.matrix<T>(Dv, Dk);
-    state = State<T>::take(w, p.Dk, p.Dv);
-    z = State<T>::take(w, p.Dk, p.Dv);
+    states = State<T>::take(w, p.Dk, p.Dv, slots);
+    zs = State<T>::take(w, p.Dk, p.Dv, slots);
     one = w.take<T>(kChunk);
     r = w.take<T>(kChunk);
   }
@@ -47,12 +47,9 @@ struct Noncausal {
     }
   }
 
-  void forward(const Problem& p, const Run& run) {
-    if (p.initial_state)
-      state.read(p, state_of<T>(p, p.initial_state, run));
-    else
-      state.zero();
-    for (int64_t t = run.start; t < run.stop; t += kChunk) {
+  // The keys and values of tokens [start, stop) into the state.
+  void write(const Problem& p, const Run& run, int64_t start, int64_t stop) {
+    for (int64_t t = start; t < stop; t += kChunk) {
       const Span s = span_of(run, t);
       load_rows(k, p, p.k, s, run.h, p.Dk, T(1));
       load_rows(v, p, p.v, s, run.h, p.Dv, T(1));
@@ -62,12 +59,6 @@ struct Noncausal {
       add_rows(state.k, k, nullptr, T(1));
       add_rows(state.v, v, one, T(1));
       for (int i = 0; i < kChunk; ++i) state.count += one[i];
-    }
-    state.write(p, state_of<T>(p, p.state, run));
-    for (int64_t t = run.start; t < run.stop; t += kChunk) {
-      const Span s = span_of(run, t);
-      read(p, run, s);
-      store_rows(p.o, p, out, s, run.h, p.Dv, T(1), false);
     }
   }
 
@@ -87,12 +78,11 @@ struct Noncausal {
     }
   }
 
-  void backward(const Problem& p, const Run& run) {
+  // dq of tokens [start, stop), and their gradients of the state into z.
+  void gradient_of_queries(const Problem& p, const Run& run, int64_t start, int64_t stop) {
     const T bias = T(p.bias);
-    state.read(p, state_of<T>(p, p.state, run));
-    z.read(p, state_of<T>(p, p.grad_state, run));
     transpose(transposed, state.S, state.S.rows, state.S.cols);
-    for (int64_t t = run.start; t < run.stop; t += kChunk) {
+    for (int64_t t = start; t < stop; t += kChunk) {
       const Span s = span_of(run, t);
       read(p, run, s);  // also where only r and o are wanted of it
       load_rows(v, p, p.grad_o, s, run.h, p.Dv, T(1));  // v: G here
@@ -114,9 +104,11 @@ struct Noncausal {
       add_rows(z.k, q, r, T(-1));
       for (int i = 0; i < kChunk; ++i) z.count -= bias * r[i];
     }
-    if (p.dinitial_state) z.write(p, state_of<T>(p, p.dinitial_state, run));
+  }
+
+  void gradient_of_keys(const Problem& p, const Run& run, int64_t start, int64_t stop) {
     transpose(transposed, z.S, z.S.rows, z.S.cols);
-    for (int64_t t = run.start; t < run.stop; t += kChunk) {
+    for (int64_t t = start; t < stop; t += kChunk) {
       const Span s = span_of(run, t);
       load_rows(k, p, p.k, s, run.h, p.Dk, T(1));
       load_rows(v, p, p.v, s, run.h, p.Dv, T(1));
@@ -138,24 +130,60 @@ struct Noncausal {
 
 template <class T>
 struct Forward : Noncausal<T> {
+  static constexpr int kPhases = 2;  // the state, then its readers
+  static constexpr bool kBackwards = false;
   using Noncausal<T>::Noncausal;
-  void run(const Problem& p, const Run& r) { this->forward(p, r); }
+
+  void begin(const Problem& p, const Run& run, int slot) {
+    this->states[slot].read(p, state_of<T>(p, p.initial_state, run));
+  }
+  void segment(
+      const Problem& p, const Run& run, int slot, int phase, int64_t start, int64_t stop) {
+    this->state = this->states[slot];
+    if (phase == 0) this->write(p, run, start, stop);
+    this->states[slot].count = this->state.count;
+    for (int64_t t = start; phase == 1 && t < stop; t += kChunk) {
+      const Span s = span_of(run, t);
+      this->read(p, run, s);
+      store_rows(p.o, p, this->out, s, run.h, p.Dv, T(1), false);
+    }
+  }
+  void end(const Problem& p, const Run& run, int slot) {
+    this->states[slot].write(p, state_of<T>(p, p.state, run));
+  }
 };
 template <class T>
 struct Backward : Noncausal<T> {
+  static constexpr int kPhases = 2;  // the queries, then what they say of the keys
+  static constexpr bool kBackwards = false;
   using Noncausal<T>::Noncausal;
-  void run(const Problem& p, const Run& r) { this->backward(p, r); }
+
+  void begin(const Problem& p, const Run& run, int slot) {
+    this->states[slot].read(p, state_of<T>(p, p.state, run));
+    this->zs[slot].read(p, state_of<T>(p, p.grad_state, run));
+  }
+  void segment(
+      const Problem& p, const Run& run, int slot, int phase, int64_t start, int64_t stop) {
+    this->state = this->states[slot];
+    this->z = this->zs[slot];
+    if (phase == 0) this->gradient_of_queries(p, run, start, stop);
+    if (phase == 1) this->gradient_of_keys(p, run, start, stop);
+    this->zs[slot].count = this->z.count;
+  }
+  void end(const Problem& p, const Run& run, int slot) {
+    if (p.dinitial_state) this->zs[slot].write(p, state_of<T>(p, p.dinitial_state, run));
+  }
 };
 
 }  // namespace
 
 template <class T>
 bool noncausal_forward(const Problem& p, int64_t begin, int64_t end) {
-  return run_all<Forward<T>>(p, begin, end);
+  return run_all<T, Forward<T>>(p, begin, end);
 }
 template <class T>
 bool noncausal_backward(const Problem& p, int64_t begin, int64_t end) {
-  return run_all<Backward<T>>(p, begin, end);
+  return run_all<T, Backward<T>>(p, begin, end);
 }
 
 template bool noncausal_forward<float>(const Problem&, int64_t, int64_t);

@@ -68,8 +68,14 @@ inline void decay_scores(const Matrix<T>& scores, const Matrix<T>& pairs) {
 // The lower triangle, with nothing but zeros above; `strict`: and on the diagonal.
 template <class T>
 inline void lower(const Matrix<T>& x, bool strict = false) {
+  Vec<T> column = {};
+  LINATTN_UNROLL
+  for (int l = 0; l < kLanes<T>; ++l) column[l] = T(l);
   for (int i = 0; i < kChunk; ++i) {
-    for (int j = strict ? i : i + 1; j < kChunk; ++j) *x.at(i, j) = 0;
+    for (int j = 0; j < kChunk; j += kLanes<T>) {
+      const T last = T(strict ? i - 1 - j : i - j);  // in this vector
+      store(x.at(i, j), column <= last ? load(x.at(i, j)) : Vec<T>{});
+    }
   }
 }
 

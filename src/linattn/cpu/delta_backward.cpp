@@ -16,12 +16,16 @@ struct Backward {
   DeltaChunk<T> x;
   Matrix<T> G, dU, dv, d_scores, d_system, pairs, transposed, S_transposed, z_transposed;
   Matrix<T> dq, dk, d_read, d_read_k, d_write, *states = nullptr;
-  State<T> start, z;
+  State<T> start, z, *zs;
+  double* of_head;  // the gradient of a decay one a head
   ChannelGradient<T> channel_gradient;
   T *d_beta, *reads, *writes, *dg;
   int chunks;
 
-  Backward(Workspace& w, const Problem& p) {
+  static constexpr int kPhases = 1;
+  static constexpr bool kBackwards = true;
+
+  Backward(Workspace& w, const Problem& p, int slots) {
     const int Dk = padded<T>(p.Dk), Dv = padded<T>(p.Dv);
     x.take(w, p);
     for (Matrix<T>* m : {&dq, &dk, &d_read, &d_read_k, &d_write}) *m = w.matrix<T>(kChunk, Dk);
@@ -31,7 +35,8 @@ struct Backward {
     S_transposed = w.matrix<T>(Dv, Dk);
     z_transposed = w.matrix<T>(Dv, Dk);
     start = State<T>::take(w, p.Dk, p.Dv);
-    z = State<T>::take(w, p.Dk, p.Dv);
+    zs = State<T>::take(w, p.Dk, p.Dv, slots);
+    of_head = w.take<double>(slots);
     for (T** m : {&d_beta, &reads, &writes, &dg}) *m = w.take<T>(kChunk);
     chunks = int(p.segment / kChunk);
     states = w.take<Matrix<T>>(chunks);
@@ -42,31 +47,24 @@ struct Backward {
     if (p.decay == Decay::kChannel) channel_gradient.take(w, Dk);
   }
 
-  void run(const Problem& p, const Run& r) {
-    if (p.grad_state)
-      z.read(p, state_of<T>(p, p.grad_state, r));
-    else
-      z.zero();
-    double of_head = 0;
-    const int64_t n = r.stop - r.start;
-    for (int64_t m = (n + p.segment - 1) / p.segment - 1; m >= 0; --m) {
-      const int64_t begin = r.start + m * p.segment;
-      const int64_t end = begin + p.segment < r.stop ? begin + p.segment : r.stop;
-      states_again(p, r, begin, end);
-      for (int c = int((end - begin + kChunk - 1) / kChunk) - 1; c >= 0; --c)
-        of_head += chunk(p, r, begin + int64_t(c) * kChunk, states[c]);
-    }
-    if (p.dinitial_state) z.write(p, state_of<T>(p, p.dinitial_state, r));
-    if (p.dlog_decay_of_head) p.dlog_decay_of_head[r.sequence * p.H + r.h] = of_head;
+  void begin(const Problem& p, const Run& r, int slot) {
+    zs[slot].read(p, state_of<T>(p, p.grad_state, r));
+    of_head[slot] = 0;
+  }
+  void segment(const Problem& p, const Run& r, int slot, int, int64_t first, int64_t stop) {
+    z = zs[slot];
+    states_again(p, r, first, stop);
+    for (int c = int((stop - first + kChunk - 1) / kChunk) - 1; c >= 0; --c)
+      of_head[slot] += chunk(p, r, first + int64_t(c) * kChunk, states[c]);
+  }
+  void end(const Problem& p, const Run& r, int slot) {
+    if (p.dinitial_state) zs[slot].write(p, state_of<T>(p, p.dinitial_state, r));
+    if (p.dlog_decay_of_head) p.dlog_decay_of_head[r.sequence * p.H + r.h] = of_head[slot];
   }
 
   void states_again(const Problem& p, const Run& run, int64_t begin, int64_t end) {
-    if (begin > run.start)
-      start.read(p, saved_state<T>(p, run, begin));
-    else if (p.initial_state)
-      start.read(p, state_of<T>(p, p.initial_state, run));
-    else
-      start.zero();
+    start.read(p, begin > run.start ? saved_state<T>(p, run, begin)
+                                    : state_of<T>(p, p.initial_state, run));
     states[0].copy(start.S);
     for (int c = 0; begin + int64_t(c + 1) * kChunk < end; ++c) {
       x.load(p, span_of(run, begin + int64_t(c) * kChunk), run.h, false);
@@ -94,7 +92,7 @@ struct Backward {
     transpose(S_transposed, S, S.rows, S.cols);
     transpose(z_transposed, z.S, z.S.rows, z.S.cols);
     Into<T> minus;
-    minus.alpha = -1;
+    minus.minus = true;
     product(d_read, G, S_transposed, kChunk, p.Dk, p.Dv);
     product(d_read_k, dv, S_transposed, kChunk, p.Dk, p.Dv, Part::kAll, minus);
     product(d_write, x.U, z_transposed, kChunk, p.Dk, p.Dv);
@@ -168,7 +166,7 @@ struct Backward {
 
 template <class T>
 bool delta_backward(const Problem& p, int64_t begin, int64_t end) {
-  return run_all<Backward<T>>(p, begin, end);
+  return run_all<T, Backward<T>>(p, begin, end);
 }
 
 template bool delta_backward<float>(const Problem&, int64_t, int64_t);

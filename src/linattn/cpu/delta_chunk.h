@@ -28,7 +28,7 @@ template <class T>
 inline void solve_lower(const Matrix<T>& A, const Matrix<T>& x, int n) {
   Into<T> minus;
   minus.add = true;
-  minus.alpha = -1;
+  minus.minus = true;
   for (int i = 0; i < n; i += kRows) {
     if (i > 0)
       product(rows_from(x, i), rows_from(A, i), x, kRows, x.cols, i, Part::kAll, minus);
@@ -43,7 +43,7 @@ template <class T>
 inline void solve_lower_transposed(const Matrix<T>& A, const Matrix<T>& x) {
   Into<T> minus;
   minus.add = true;
-  minus.alpha = -1;
+  minus.minus = true;
   for (int i = kChunk - kRows; i >= 0; i -= kRows) {
     const int after = i + kRows;
     if (after < kChunk) {
@@ -127,7 +127,7 @@ struct DeltaChunk {
   void write(const Problem& p, const Matrix<T>& S) {
     Into<T> minus;
     minus.add = true;
-    minus.alpha = -1;
+    minus.minus = true;
     remaining.copy(v);
     product(remaining, k_read, S, kChunk, p.Dv, p.Dk, Part::kAll, minus);
     scale_rows(U, remaining, beta);

@@ -11,22 +11,24 @@ template <class T>
 struct Forward {
   DeltaChunk<T> chunk;
   Matrix<T> out;
-  State<T> state;
+  State<T>* states;
 
-  Forward(Workspace& w, const Problem& p) {
+  static constexpr int kPhases = 1;
+  static constexpr bool kBackwards = false;
+
+  Forward(Workspace& w, const Problem& p, int slots) {
     chunk.take(w, p);
     out = w.matrix<T>(kChunk, p.Dv);
-    state = State<T>::take(w, p.Dk, p.Dv);
+    states = State<T>::take(w, p.Dk, p.Dv, slots);
   }
 
-  void run(const Problem& p, const Run& r) {
-    if (p.initial_state)
-      state.read(p, state_of<T>(p, p.initial_state, r));
-    else
-      state.zero();
-    for (int64_t t = r.start; t < r.stop; t += kChunk) {
-      if (p.saved && t > r.start && (t - r.start) % p.segment == 0)
-        state.write(p, saved_state<T>(p, r, t));
+  void begin(const Problem& p, const Run& r, int slot) {
+    states[slot].read(p, state_of<T>(p, p.initial_state, r));
+  }
+  void segment(const Problem& p, const Run& r, int slot, int, int64_t start, int64_t stop) {
+    State<T>& state = states[slot];
+    if (p.saved && start > r.start) state.write(p, saved_state<T>(p, r, start));
+    for (int64_t t = start; t < stop; t += kChunk) {
       const Span s = span_of(r, t);
       chunk.load(p, s, r.h, true);
       if (t + kChunk < r.stop) {
@@ -43,7 +45,9 @@ struct Forward {
       store_rows(p.o, p, out, s, r.h, p.Dv, T(1), false);
       chunk.carry(p, state.S);
     }
-    state.write(p, state_of<T>(p, p.state, r));
+  }
+  void end(const Problem& p, const Run& r, int slot) {
+    states[slot].write(p, state_of<T>(p, p.state, r));
   }
 };
 
@@ -51,7 +55,7 @@ struct Forward {
 
 template <class T>
 bool delta_forward(const Problem& p, int64_t begin, int64_t end) {
-  return run_all<Forward<T>>(p, begin, end);
+  return run_all<T, Forward<T>>(p, begin, end);
 }
 
 template bool delta_forward<float>(const Problem&, int64_t, int64_t);

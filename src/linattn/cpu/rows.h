@@ -152,6 +152,43 @@ LINATTN_INLINE bool is_there(const Problem& p, int64_t b, int64_t t) {
   return !p.mask.data || p.mask.data[b * p.mask.batch + t * p.mask.token] != 0;
 }
 
+template <class T>
+constexpr Dtype kDtype = sizeof(T) == 8 ? Dtype::kFloat64 : Dtype::kFloat32;
+
+// The common case of the two below: the dtype of the sums, channels in a row, every token there.
+// The general loops cost a fifth of a forward pass.
+template <class T>
+LINATTN_INLINE bool is_plain(const Problem& p, const View& x) {
+  return x.dtype == kDtype<T> && x.channel == 1 && !p.mask.data;
+}
+template <class T>
+inline void load_plain(const Matrix<T>& out, const T* in, int64_t stride, int n, int D, T scale) {
+  constexpr int L = kLanes<T>;
+  const int whole = D / L * L;
+  for (int r = 0; r < n; ++r, in += stride) {
+    for (int j = 0; j < whole; j += L) store(out.at(r, j), read(in + j) * scale);
+    if (whole == out.cols) continue;
+    Vec<T> rest = {};
+    for (int j = whole; j < D; ++j) rest[j - whole] = in[j] * scale;
+    for (int j = whole; j < out.cols; j += L, rest = Vec<T>{}) store(out.at(r, j), rest);
+  }
+  for (int r = n; r < out.rows; ++r) {
+    for (int j = 0; j < out.cols; j += L) store(out.at(r, j), Vec<T>{});
+  }
+}
+template <class T>
+inline void store_plain(T* out, int64_t stride, const Matrix<T>& in, int n, int D, T scale, bool add) {
+  constexpr int L = kLanes<T>;
+  for (int r = 0; r < n; ++r, out += stride) {
+    int j = 0;
+    for (; j + L <= D; j += L) {
+      const Vec<T> x = load(in.at(r, j)) * scale;
+      write(out + j, add ? read(out + j) + x : x);
+    }
+    for (; j < D; ++j) out[j] = *in.at(r, j) * scale + (add ? out[j] : T(0));
+  }
+}
+
 // Tokens of x, head h of H, as rows of out; rows of absent tokens and columns past D are 0.
 template <class T>
 inline void load_rows(
@@ -159,6 +196,10 @@ inline void load_rows(
     T scale) {
   const int64_t g = group(x, h, p.H);
   const size_t size = bytes_of(x.dtype);
+  if (is_plain<T>(p, x)) {
+    const T* in = reinterpret_cast<const T*>(address(x, s.b, s.start, g));
+    return load_plain(out, in, x.token, s.n, D, scale);
+  }
   for (int r = 0; r < out.rows; ++r) {
     const bool there = r < s.n && is_there(p, s.b, s.start + r);
     const char* in = there ? address(x, s.b, s.start + r, g) : nullptr;
@@ -179,6 +220,10 @@ inline void store_rows(
     bool add) {
   const int64_t g = group(x, h, p.H);
   const size_t size = bytes_of(x.dtype);
+  if (is_plain<T>(p, x)) {
+    T* out = reinterpret_cast<T*>(address(x, s.b, s.start, g));
+    return store_plain(out, x.token, in, s.n, D, scale, add);
+  }
   for (int r = 0; r < s.n; ++r) {
     const bool there = is_there(p, s.b, s.start + r);
     if (!there && add) continue;

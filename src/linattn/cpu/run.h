@@ -1,4 +1,4 @@
-// A run: one head of one sequence, and where its states are read and written.
+// A run: one head of one sequence, where its states are read and written, and the walk over runs.
 #pragma once
 #include "decay.h"
 #include "memory.h"
@@ -15,17 +15,46 @@ inline Run run_of(const Problem& p, int64_t sequence, int64_t h) {
   return {sequence, h, sequence, 0, p.N};
 }
 
-// Make a Work and let it do every run of tasks [begin, end); false: no memory.
-template <class Work>
+// Heads that a thread walks side by side, a segment of tokens of each in turn: in [B, N, H, D] the
+// rows of one head lie a page apart, and alone each row costs a miss of the page tables (a third
+// of a forward pass). Their states wait in the second-level cache.
+constexpr int kMostHeads = 8;
+template <class T>
+inline int heads_at_once(const Problem& p) {
+  const int64_t state = int64_t(p.Dk) * p.Dv * int64_t(sizeof(T)), most = (256 << 10) / state;
+  return int(most < 1 ? 1 : most > kMostHeads ? kMostHeads : most > p.H ? p.H : most);
+}
+
+// Make a Work and let it do every run of tasks [begin, end); false: no memory. A Work has
+//   begin(p, run, slot)  segment(p, run, slot, phase, first token, past the last)  end(p, run, slot)
+// and walks kPhases times over the segments, if kBackwards from the last to the first.
+template <class T, class Work>
 inline bool run_all(const Problem& p, int64_t begin, int64_t end) {
+  const int slots = heads_at_once<T>(p);
   Workspace counter, space;
-  Work sizes(counter, p);
+  Work sizes(counter, p, slots);
   if (!space.allocate(counter.used())) return false;
-  Work work(space, p);
-  const int64_t together = heads_together(p), units = p.H / together;
-  for (int64_t task = begin; task < end; ++task) {
-    for (int64_t i = 0; i < together; ++i)
-      work.run(p, run_of(p, task / units, task % units * together + i));
+  Work work(space, p, slots);
+  const int64_t together = heads_together(p), stop = end * together;
+  for (int64_t i = begin * together; i < stop;) {
+    const int64_t sequence = i / p.H, next = (sequence + 1) * p.H;
+    const int64_t left = (stop < next ? stop : next) - i, n = left < slots ? left : slots;
+    const Run first = run_of(p, sequence, i % p.H);
+    const int64_t segments = (first.stop - first.start + p.segment - 1) / p.segment;
+    Run runs[kMostHeads];
+    for (int64_t s = 0; s < n; ++s) {
+      runs[s] = run_of(p, sequence, i % p.H + s);
+      work.begin(p, runs[s], int(s));
+    }
+    for (int phase = 0; phase < Work::kPhases; ++phase) {
+      for (int64_t m = 0; m < segments; ++m) {
+        const int64_t t = first.start + (Work::kBackwards ? segments - 1 - m : m) * p.segment;
+        const int64_t past = t + p.segment < first.stop ? t + p.segment : first.stop;
+        for (int64_t s = 0; s < n; ++s) work.segment(p, runs[s], int(s), phase, t, past);
+      }
+    }
+    for (int64_t s = 0; s < n; ++s) work.end(p, runs[s], int(s));
+    i += n;
   }
   return true;
 }
@@ -53,15 +82,24 @@ struct State {
     x.v = w.take<T>(x.S.cols);
     return x;
   }
+  static State* take(Workspace& w, int Dk, int Dv, int n) {
+    State* all = w.take<State>(n);
+    for (int i = 0; i < n; ++i) {
+      const State x = take(w, Dk, Dv);
+      if (all) all[i] = x;
+    }
+    return all;
+  }
   void zero() {
     S.zero();
     memset(k, 0, S.rows * sizeof(T));
     memset(v, 0, S.cols * sizeof(T));
     count = 0;
   }
-  // From memory [Dk + affine, Dv + affine].
+  // From memory [Dk + affine, Dv + affine]; null: 0.
   void read(const Problem& p, const void* from) {
     zero();
+    if (!from) return;
     const T* x = static_cast<const T*>(from);
     const int columns = p.Dv + int(p.affine);
     for (int i = 0; i < p.Dk; ++i, x += columns) {
@@ -97,6 +135,7 @@ inline int64_t state_size(const Problem& p) {
 }
 template <class T>
 inline T* state_of(const Problem& p, const void* states, const Run& run) {
+  if (!states) return nullptr;
   return static_cast<T*>(const_cast<void*>(states)) +
          (run.sequence * p.H + run.h) * state_size<T>(p);
 }

@@ -14,17 +14,10 @@ namespace LINATTN_ISA {
 
 namespace {
 
-// Rows of a state of any width: no alignment, and bfloat16 widened on the way.
-template <class T>
-LINATTN_INLINE Vec<T> read(const T* p) {
-  Vec<T> x;
-  memcpy(&x, p, sizeof x);
-  return x;
-}
-template <class T>
-LINATTN_INLINE void write(T* p, Vec<T> x) {
-  memcpy(p, &x, sizeof x);
-}
+using LINATTN_ISA::read;
+using LINATTN_ISA::write;
+
+// Rows of a state of bfloat16, widened on the way.
 typedef uint16_t Half __attribute__((vector_size(LINATTN_VECTOR_BYTES / 2), may_alias));
 typedef uint32_t Bits __attribute__((vector_size(LINATTN_VECTOR_BYTES), may_alias));
 LINATTN_INLINE Vec<float> read(const uint16_t* p) {
