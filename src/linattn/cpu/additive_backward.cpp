@@ -21,6 +21,7 @@ struct Backward {
   double* of_head;  // the gradient of a decay one a head
   TokenDecay<T> decay;
   ChannelDecay<T> channel;
+  Ahead ahead;
   ChannelGradient<T> channel_gradient;
   T *gates, *one, *reads, *writes, *dg, *r, *norm;
   int chunks;
@@ -64,15 +65,18 @@ struct Backward {
     zs[slot].read(p, state_of<T>(p, p.grad_state, r));
     of_head[slot] = 0;
   }
-  void segment(const Problem& p, const Run& r, int slot, int, int64_t first, int64_t stop) {
+  void segment(const Problem& p, const Stretch& x, int slot, int) {
     z = zs[slot];
     if (p.decay == Decay::kNone) {
       decay.fill_without_decay();
       decay.fill_pairs();
     }
-    states_again(p, r, first, stop);
-    for (int c = int((stop - first + kChunk - 1) / kChunk) - 1; c >= 0; --c)
-      of_head[slot] += chunk(p, r, first + int64_t(c) * kChunk, c);
+    states_again(p, x);
+    for (int c = int((x.stop - x.start + kChunk - 1) / kChunk) - 1; c >= 0; --c) {
+      const int64_t t = x.start + int64_t(c) * kChunk;
+      ask_before(ahead, p, x, t);
+      of_head[slot] += chunk(p, x.run, t, c);
+    }
     zs[slot].count = z.count;
   }
   void end(const Problem& p, const Run& r, int slot) {
@@ -94,8 +98,10 @@ struct Backward {
       one[j] = j < s.n && is_there(p, s.b, s.start + j) ? T(1) : T(0);
   }
 
-  // The transposed states before the chunks of [begin, end).
-  void states_again(const Problem& p, const Run& run, int64_t begin, int64_t end) {
+  // The transposed states before the chunks of a segment.
+  void states_again(const Problem& p, const Stretch& x) {
+    const Run& run = x.run;
+    const int64_t begin = x.start, end = x.stop;
     start.read(p, begin > run.start ? saved_state<T>(p, run, begin)
                                     : state_of<T>(p, p.initial_state, run));
     transpose(states[0], start.S, start.S.rows, start.S.cols);
@@ -104,6 +110,7 @@ struct Backward {
     sums[0].count = start.count;
     for (int c = 0; begin + int64_t(c + 1) * kChunk < end; ++c) {
       const Span s = span_of(run, begin + int64_t(c) * kChunk);
+      ask_again(ahead, p, x, begin + int64_t(c) * kChunk);
       load_rows(k, p, p.k, s, run.h, p.Dk, T(1));
       load_rows(v, p, p.v, s, run.h, p.Dv, T(1));
       load_decay(p, run, s);
@@ -117,7 +124,7 @@ struct Backward {
       into.add = true;
       into.factor = channels ? T(1) : decay.total;
       into.columns = channels ? channel.total : nullptr;
-      product<T, true>(states[c + 1], v, k, v.cols, k.cols, kChunk, Part::kAll, into);
+      product<T, true>(states[c + 1], v, k, v.cols, k.cols, kChunk, Part::kAll, into, &ahead);
       if (!p.affine) continue;
       load_one(p, s);
       add_rows(sums[c + 1].k, sums[c].k, k, nullptr);
@@ -145,11 +152,6 @@ struct Backward {
     load_rows(k, p, p.k, s, run.h, p.Dk, T(1));
     load_rows(v, p, p.v, s, run.h, p.Dv, T(1));
     load_rows(G, p, p.grad_o, s, run.h, p.Dv, T(1));
-    if (t > run.start) {
-      const Span next = span_of(run, t - kChunk);
-      prefetch_rows(p, p.q, next, run.h, p.Dk);
-      prefetch_rows(p, p.grad_o, next, run.h, p.Dv);
-    }
     load_decay(p, run, s);
     if (channels) {
       channel.scores(weights, q, k, false);
@@ -178,7 +180,7 @@ struct Backward {
     }
     transpose(v_transposed, v, kChunk, v.cols);
     product(d_weights, G, v_transposed, kChunk, kChunk, p.Dv, Part::kLowerC);
-    product(d_read, G, states[c], kChunk, p.Dk, p.Dv);
+    product(d_read, G, states[c], kChunk, p.Dk, p.Dv, Part::kAll, Into<T>(), &ahead);
     lower(d_weights);
     if (p.normalize) subtract_division(p, read, c);
 
@@ -186,8 +188,8 @@ struct Backward {
     product<T, true>(dv, weights, G, kChunk, p.Dv, kChunk, Part::kUpperA);
     Into<T> more;
     more.add = true;
-    product(dv, write, z.S, kChunk, p.Dv, p.Dk, Part::kAll, more);
-    product(d_write, v, z_transposed, kChunk, p.Dk, p.Dv);
+    product(dv, write, z.S, kChunk, p.Dv, p.Dk, Part::kAll, more, &ahead);
+    product(d_write, v, z_transposed, kChunk, p.Dk, p.Dv, Part::kAll, Into<T>(), &ahead);
     if (p.affine) add_constant_to_keys();
 
     double of_head = 0;
@@ -211,7 +213,7 @@ struct Backward {
     into.add = true;
     into.factor = channels ? T(1) : decay.total;
     into.rows = channels ? channel.total : nullptr;
-    product<T, true>(z.S, read, G, z.S.rows, p.Dv, kChunk, Part::kAll, into);
+    product<T, true>(z.S, read, G, z.S.rows, p.Dv, kChunk, Part::kAll, into, &ahead);
     if (p.affine) constant_before(p, read);
     return of_head;
   }

@@ -14,6 +14,7 @@ struct Forward {
   State<T> state, *states;
   TokenDecay<T> decay;
   ChannelDecay<T> channel;
+  Ahead ahead;
   T *gates, *one, *norm;
 
   static constexpr int kPhases = 1;
@@ -38,14 +39,25 @@ struct Forward {
   void begin(const Problem& p, const Run& r, int slot) {
     states[slot].read(p, state_of<T>(p, p.initial_state, r));
   }
-  void segment(const Problem& p, const Run& r, int slot, int, int64_t start, int64_t stop) {
+  void segment(const Problem& p, const Stretch& x, int slot, int) {
+    const Run& r = x.run;
     state = states[slot];
     if (p.decay == Decay::kNone) {
       decay.fill_without_decay();
       decay.fill_pairs();
     }
-    if (p.saved && start > r.start) state.write(p, saved_state<T>(p, r, start));
-    for (int64_t t = start; t < stop; t += kChunk) chunk(p, r, t);
+    if (p.saved && x.start > r.start) state.write(p, saved_state<T>(p, r, x.start));
+    for (int64_t t = x.start; t < x.stop; t += kChunk) {
+      ahead.clear();
+      ask_rows(ahead, p, p.o, span_of(r, t), r.h, p.Dv);
+      const bool last = t + kChunk >= x.stop;
+      const Run& next = last ? x.coming : r;
+      const Span s = span_of(next, last ? x.coming_start : t + kChunk);
+      ask_rows(ahead, p, p.q, s, next.h, p.Dk);
+      ask_rows(ahead, p, p.k, s, next.h, p.Dk);
+      ask_rows(ahead, p, p.v, s, next.h, p.Dv);
+      chunk(p, r, t);
+    }
     states[slot].count = state.count;
   }
   void end(const Problem& p, const Run& r, int slot) {
@@ -57,12 +69,6 @@ struct Forward {
     load_rows(q, p, p.q, s, r.h, p.Dk, T(p.scale));
     load_rows(k, p, p.k, s, r.h, p.Dk, T(1));
     load_rows(v, p, p.v, s, r.h, p.Dv, T(1));
-    if (t + kChunk < r.stop) {
-      const Span next = span_of(r, t + kChunk);
-      prefetch_rows(p, p.q, next, r.h, p.Dk);
-      prefetch_rows(p, p.k, next, r.h, p.Dk);
-      prefetch_rows(p, p.v, next, r.h, p.Dv);
-    }
     const bool decays = p.decay != Decay::kNone, channels = p.decay == Decay::kChannel;
     const int n = round_up(s.n, kRows);
     if (channels) {
@@ -70,7 +76,7 @@ struct Forward {
       channel.scores(weights, q, k, false);
     } else {
       transpose(k_transposed, k, kChunk, k.cols);
-      product(weights, q, k_transposed, n, kChunk, p.Dk, Part::kLowerC);
+      product(weights, q, k_transposed, n, kChunk, p.Dk, Part::kLowerC, Into<T>(), &ahead);
       if (decays) {
         load_numbers(gates, p, p.log_decay, s, r.h, kChunk, T(0));
         decay.fill(gates);
@@ -81,7 +87,7 @@ struct Forward {
       }
     }
     if (p.affine) add_constant_weights(p, s);
-    product(out, weights, v, n, p.Dv, kChunk, Part::kLowerA);
+    product(out, weights, v, n, p.Dv, kChunk, Part::kLowerA, Into<T>(), &ahead);
     if (channels) {
       channel.read(q);
       channel.write(k);
@@ -91,7 +97,7 @@ struct Forward {
     }
     Into<T> more;
     more.add = true;
-    product(out, q, state.S, n, p.Dv, p.Dk, Part::kAll, more);
+    product(out, q, state.S, n, p.Dv, p.Dk, Part::kAll, more, &ahead);
     if (p.affine) finish_affine(p);
     store_rows(p.o, p, out, s, r.h, p.Dv, T(1), false);
 
@@ -99,7 +105,7 @@ struct Forward {
     into.add = true;
     into.factor = channels ? T(1) : decay.total;
     into.rows = channels ? channel.total : nullptr;
-    product<T, true>(state.S, k, v, state.S.rows, p.Dv, n, Part::kAll, into);
+    product<T, true>(state.S, k, v, state.S.rows, p.Dv, n, Part::kAll, into, &ahead);
     if (p.affine) add_constant_to_state();
   }
 

@@ -47,9 +47,10 @@ struct Noncausal {
     }
   }
 
-  // The keys and values of tokens [start, stop) into the state.
-  void write(const Problem& p, const Run& run, int64_t start, int64_t stop) {
-    for (int64_t t = start; t < stop; t += kChunk) {
+  // The keys and values of some tokens into the state.
+  void write(const Problem& p, const Stretch& x) {
+    const Run& run = x.run;
+    for (int64_t t = x.start; t < x.stop; t += kChunk) {
       const Span s = span_of(run, t);
       load_rows(k, p, p.k, s, run.h, p.Dk, T(1));
       load_rows(v, p, p.v, s, run.h, p.Dv, T(1));
@@ -78,11 +79,12 @@ struct Noncausal {
     }
   }
 
-  // dq of tokens [start, stop), and their gradients of the state into z.
-  void gradient_of_queries(const Problem& p, const Run& run, int64_t start, int64_t stop) {
+  // dq of some tokens, and their gradients of the state into z.
+  void gradient_of_queries(const Problem& p, const Stretch& x) {
+    const Run& run = x.run;
     const T bias = T(p.bias);
     transpose(transposed, state.S, state.S.rows, state.S.cols);
-    for (int64_t t = start; t < stop; t += kChunk) {
+    for (int64_t t = x.start; t < x.stop; t += kChunk) {
       const Span s = span_of(run, t);
       read(p, run, s);  // also where only r and o are wanted of it
       load_rows(v, p, p.grad_o, s, run.h, p.Dv, T(1));  // v: G here
@@ -106,9 +108,10 @@ struct Noncausal {
     }
   }
 
-  void gradient_of_keys(const Problem& p, const Run& run, int64_t start, int64_t stop) {
+  void gradient_of_keys(const Problem& p, const Stretch& x) {
+    const Run& run = x.run;
     transpose(transposed, z.S, z.S.rows, z.S.cols);
-    for (int64_t t = start; t < stop; t += kChunk) {
+    for (int64_t t = x.start; t < x.stop; t += kChunk) {
       const Span s = span_of(run, t);
       load_rows(k, p, p.k, s, run.h, p.Dk, T(1));
       load_rows(v, p, p.v, s, run.h, p.Dv, T(1));
@@ -138,11 +141,12 @@ struct Forward : Noncausal<T> {
     this->states[slot].read(p, state_of<T>(p, p.initial_state, run));
   }
   void segment(
-      const Problem& p, const Run& run, int slot, int phase, int64_t start, int64_t stop) {
+      const Problem& p, const Stretch& x, int slot, int phase) {
+    const Run& run = x.run;
     this->state = this->states[slot];
-    if (phase == 0) this->write(p, run, start, stop);
+    if (phase == 0) this->write(p, x);
     this->states[slot].count = this->state.count;
-    for (int64_t t = start; phase == 1 && t < stop; t += kChunk) {
+    for (int64_t t = x.start; phase == 1 && t < x.stop; t += kChunk) {
       const Span s = span_of(run, t);
       this->read(p, run, s);
       store_rows(p.o, p, this->out, s, run.h, p.Dv, T(1), false);
@@ -163,11 +167,11 @@ struct Backward : Noncausal<T> {
     this->zs[slot].read(p, state_of<T>(p, p.grad_state, run));
   }
   void segment(
-      const Problem& p, const Run& run, int slot, int phase, int64_t start, int64_t stop) {
+      const Problem& p, const Stretch& x, int slot, int phase) {
     this->state = this->states[slot];
     this->z = this->zs[slot];
-    if (phase == 0) this->gradient_of_queries(p, run, start, stop);
-    if (phase == 1) this->gradient_of_keys(p, run, start, stop);
+    if (phase == 0) this->gradient_of_queries(p, x);
+    if (phase == 1) this->gradient_of_keys(p, x);
     this->zs[slot].count = this->z.count;
   }
   void end(const Problem& p, const Run& run, int slot) {

@@ -51,22 +51,28 @@ struct Backward {
     zs[slot].read(p, state_of<T>(p, p.grad_state, r));
     of_head[slot] = 0;
   }
-  void segment(const Problem& p, const Run& r, int slot, int, int64_t first, int64_t stop) {
+  void segment(const Problem& p, const Stretch& stretch, int slot, int) {
     z = zs[slot];
-    states_again(p, r, first, stop);
-    for (int c = int((stop - first + kChunk - 1) / kChunk) - 1; c >= 0; --c)
-      of_head[slot] += chunk(p, r, first + int64_t(c) * kChunk, states[c]);
+    states_again(p, stretch);
+    for (int c = int((stretch.stop - stretch.start + kChunk - 1) / kChunk) - 1; c >= 0; --c) {
+      const int64_t t = stretch.start + int64_t(c) * kChunk;
+      ask_before(x.ahead, p, stretch, t);
+      of_head[slot] += chunk(p, stretch.run, t, states[c]);
+    }
   }
   void end(const Problem& p, const Run& r, int slot) {
     if (p.dinitial_state) zs[slot].write(p, state_of<T>(p, p.dinitial_state, r));
     if (p.dlog_decay_of_head) p.dlog_decay_of_head[r.sequence * p.H + r.h] = of_head[slot];
   }
 
-  void states_again(const Problem& p, const Run& run, int64_t begin, int64_t end) {
+  void states_again(const Problem& p, const Stretch& stretch) {
+    const Run& run = stretch.run;
+    const int64_t begin = stretch.start, end = stretch.stop;
     start.read(p, begin > run.start ? saved_state<T>(p, run, begin)
                                     : state_of<T>(p, p.initial_state, run));
     states[0].copy(start.S);
     for (int c = 0; begin + int64_t(c + 1) * kChunk < end; ++c) {
+      ask_again(x.ahead, p, stretch, begin + int64_t(c) * kChunk);
       x.load(p, span_of(run, begin + int64_t(c) * kChunk), run.h, false);
       x.write(p, states[c]);
       states[c + 1].copy(states[c]);
@@ -85,7 +91,7 @@ struct Backward {
     Into<T> more;
     more.add = true;
     product<T, true>(dU, x.weights, G, kChunk, p.Dv, kChunk, Part::kUpperA);
-    product(dU, x.k_write, z.S, kChunk, p.Dv, p.Dk, Part::kAll, more);
+    product(dU, x.k_write, z.S, kChunk, p.Dv, p.Dk, Part::kAll, more, &x.ahead);
     solve_lower_transposed(x.system, dU);
     scale_rows(dv, dU, x.beta);
 
@@ -93,7 +99,7 @@ struct Backward {
     transpose(z_transposed, z.S, z.S.rows, z.S.cols);
     Into<T> minus;
     minus.minus = true;
-    product(d_read, G, S_transposed, kChunk, p.Dk, p.Dv);
+    product(d_read, G, S_transposed, kChunk, p.Dk, p.Dv, Part::kAll, Into<T>(), &x.ahead);
     product(d_read_k, dv, S_transposed, kChunk, p.Dk, p.Dv, Part::kAll, minus);
     product(d_write, x.U, z_transposed, kChunk, p.Dk, p.Dv);
 

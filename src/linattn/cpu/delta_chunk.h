@@ -67,6 +67,7 @@ struct DeltaChunk {
   TokenDecay<T> decay;
   ChannelDecay<T> channel;
   T *gates, *beta;
+  Ahead ahead;
 
   void take(Workspace& w, const Problem& p) {
     const int Dk = padded<T>(p.Dk), Dv = padded<T>(p.Dv);
@@ -129,19 +130,19 @@ struct DeltaChunk {
     minus.add = true;
     minus.minus = true;
     remaining.copy(v);
-    product(remaining, k_read, S, kChunk, p.Dv, p.Dk, Part::kAll, minus);
+    product(remaining, k_read, S, kChunk, p.Dv, p.Dk, Part::kAll, minus, &ahead);
     scale_rows(U, remaining, beta);
     solve_lower(system, U, kChunk);
   }
 
   // S becomes the state after the chunk.
-  void carry(const Problem& p, const Matrix<T>& S) const {
+  void carry(const Problem& p, const Matrix<T>& S) {
     const bool channels = p.decay == Decay::kChannel;
     Into<T> into;
     into.add = true;
     into.factor = channels ? T(1) : decay.total;
     into.rows = channels ? channel.total : nullptr;
-    product<T, true>(S, k_write, U, S.rows, p.Dv, kChunk, Part::kAll, into);
+    product<T, true>(S, k_write, U, S.rows, p.Dv, kChunk, Part::kAll, into, &ahead);
   }
 };
 

@@ -25,23 +25,27 @@ struct Forward {
   void begin(const Problem& p, const Run& r, int slot) {
     states[slot].read(p, state_of<T>(p, p.initial_state, r));
   }
-  void segment(const Problem& p, const Run& r, int slot, int, int64_t start, int64_t stop) {
+  void segment(const Problem& p, const Stretch& x, int slot, int) {
+    const Run& r = x.run;
     State<T>& state = states[slot];
-    if (p.saved && start > r.start) state.write(p, saved_state<T>(p, r, start));
-    for (int64_t t = start; t < stop; t += kChunk) {
+    if (p.saved && x.start > r.start) state.write(p, saved_state<T>(p, r, x.start));
+    for (int64_t t = x.start; t < x.stop; t += kChunk) {
       const Span s = span_of(r, t);
+      Ahead& ahead = chunk.ahead;
+      ahead.clear();
+      ask_rows(ahead, p, p.o, s, r.h, p.Dv);
+      const bool last = t + kChunk >= x.stop;
+      const Run& next = last ? x.coming : r;
+      const Span then = span_of(next, last ? x.coming_start : t + kChunk);
+      ask_rows(ahead, p, p.q, then, next.h, p.Dk);
+      ask_rows(ahead, p, p.k, then, next.h, p.Dk);
+      ask_rows(ahead, p, p.v, then, next.h, p.Dv);
       chunk.load(p, s, r.h, true);
-      if (t + kChunk < r.stop) {
-        const Span next = span_of(r, t + kChunk);
-        prefetch_rows(p, p.q, next, r.h, p.Dk);
-        prefetch_rows(p, p.k, next, r.h, p.Dk);
-        prefetch_rows(p, p.v, next, r.h, p.Dv);
-      }
       chunk.write(p, state.S);
-      product(out, chunk.weights, chunk.U, kChunk, p.Dv, kChunk, Part::kLowerA);
+      product(out, chunk.weights, chunk.U, kChunk, p.Dv, kChunk, Part::kLowerA, Into<T>(), &ahead);
       Into<T> more;
       more.add = true;
-      product(out, chunk.q_read, state.S, kChunk, p.Dv, p.Dk, Part::kAll, more);
+      product(out, chunk.q_read, state.S, kChunk, p.Dv, p.Dk, Part::kAll, more, &ahead);
       store_rows(p.o, p, out, s, r.h, p.Dv, T(1), false);
       chunk.carry(p, state.S);
     }

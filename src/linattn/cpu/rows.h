@@ -241,15 +241,12 @@ inline void store_rows(
   }
 }
 
-// Ask for the rows of the next chunk while this one is worked on.
-inline void prefetch_rows(const Problem& p, const View& x, const Span& s, int64_t h, int D) {
+// Tokens of x, head h of H, as rows that will be wanted.
+inline void ask_rows(
+    Ahead& ahead, const Problem& p, const View& x, const Span& s, int64_t h, int D) {
   if (x.channel != 1) return;
-  const int64_t g = group(x, h, p.H);
-  const int64_t bytes = int64_t(D) * int64_t(bytes_of(x.dtype));
-  for (int r = 0; r < s.n; ++r) {
-    const char* in = address(x, s.b, s.start + r, g);
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(in + i, 0, 2);
-  }
+  const int64_t size = bytes_of(x.dtype);
+  ahead.add(address(x, s.b, s.start, group(x, h, p.H)), x.token * size, s.n, int(D * size));
 }
 
 // One number a token: gates and beta. Absent tokens give `otherwise`.

@@ -15,6 +15,15 @@ inline Run run_of(const Problem& p, int64_t sequence, int64_t h) {
   return {sequence, h, sequence, 0, p.N};
 }
 
+// Tokens [start, stop) of a run, and where the next stretch of this thread starts: outside its run
+// where there is none.
+struct Stretch {
+  Run run;
+  int64_t start, stop;
+  Run coming;
+  int64_t coming_start;
+};
+
 // Heads that a thread walks side by side, a segment of tokens of each in turn: in [B, N, H, D] the
 // rows of one head lie a page apart, and alone each row costs a miss of the page tables (a third
 // of a forward pass). Their states wait in the second-level cache.
@@ -26,7 +35,7 @@ inline int heads_at_once(const Problem& p) {
 }
 
 // Make a Work and let it do every run of tasks [begin, end); false: no memory. A Work has
-//   begin(p, run, slot)  segment(p, run, slot, phase, first token, past the last)  end(p, run, slot)
+//   begin(p, run, slot)   segment(p, stretch, slot, phase)   end(p, run, slot)
 // and walks kPhases times over the segments, if kBackwards from the last to the first.
 template <class T, class Work>
 inline bool run_all(const Problem& p, int64_t begin, int64_t end) {
@@ -50,7 +59,12 @@ inline bool run_all(const Problem& p, int64_t begin, int64_t end) {
       for (int64_t m = 0; m < segments; ++m) {
         const int64_t t = first.start + (Work::kBackwards ? segments - 1 - m : m) * p.segment;
         const int64_t past = t + p.segment < first.stop ? t + p.segment : first.stop;
-        for (int64_t s = 0; s < n; ++s) work.segment(p, runs[s], int(s), phase, t, past);
+        const int64_t later = Work::kBackwards ? t - p.segment : past;
+        for (int64_t s = 0; s < n; ++s) {
+          Stretch x = {runs[s], t, past, runs[0], later};
+          if (s + 1 < n) x.coming = runs[s + 1], x.coming_start = t;
+          work.segment(p, x, int(s), phase);
+        }
       }
     }
     for (int64_t s = 0; s < n; ++s) work.end(p, runs[s], int(s));
@@ -59,7 +73,9 @@ inline bool run_all(const Problem& p, int64_t begin, int64_t end) {
   return true;
 }
 
+// The chunk of a run that starts at t; empty outside of the run.
 inline Span span_of(const Run& run, int64_t t) {
+  if (t < run.start || t >= run.stop) return {run.b, run.start, 0};
   const int64_t left = run.stop - t;
   return {run.b, t, int(left < kChunk ? left : kChunk)};
 }
@@ -128,6 +144,36 @@ struct State {
     x[p.Dv] = count;
   }
 };
+
+// What a backward walk will want while the states of a segment are made again, before its chunk at
+// t: the keys and values of the next chunk, and all of the last one, which comes first.
+inline void ask_again(Ahead& ahead, const Problem& p, const Stretch& x, int64_t t) {
+  ahead.clear();
+  const Span s = span_of(x.run, t + kChunk);
+  ask_rows(ahead, p, p.k, s, x.run.h, p.Dk);
+  ask_rows(ahead, p, p.v, s, x.run.h, p.Dv);
+  if (t + 2 * kChunk < x.stop) return;
+  ask_rows(ahead, p, p.q, s, x.run.h, p.Dk);
+  ask_rows(ahead, p, p.grad_o, s, x.run.h, p.Dv);
+}
+// And while the chunk at t is worked on: where its gradients go, the chunk before it, or the first
+// of the coming segment.
+inline void ask_before(Ahead& ahead, const Problem& p, const Stretch& x, int64_t t) {
+  ahead.clear();
+  const Span s = span_of(x.run, t);
+  ask_rows(ahead, p, p.dq, s, x.run.h, p.Dk);
+  ask_rows(ahead, p, p.dk, s, x.run.h, p.Dk);
+  ask_rows(ahead, p, p.dv, s, x.run.h, p.Dv);
+  if (t > x.start) {
+    const Span before = span_of(x.run, t - kChunk);
+    ask_rows(ahead, p, p.q, before, x.run.h, p.Dk);
+    ask_rows(ahead, p, p.grad_o, before, x.run.h, p.Dv);
+  } else {
+    const Span first = span_of(x.coming, x.coming_start);
+    ask_rows(ahead, p, p.k, first, x.coming.h, p.Dk);
+    ask_rows(ahead, p, p.v, first, x.coming.h, p.Dv);
+  }
+}
 
 template <class T>
 inline int64_t state_size(const Problem& p) {

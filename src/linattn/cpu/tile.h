@@ -122,6 +122,37 @@ struct Into {
   T factor = 1;                 // and one for all
 };
 
+// Rows of memory that will be wanted soon, asked for a few with each tile of a product. All at once
+// they wait for each other, and the loads behind them for all: a forward pass then took 1.45x.
+struct Ahead {
+  static constexpr int kMost = 8;           // tensors
+  static constexpr int kLines = 16;         // a tile: as many as a core has in flight
+  struct Rows {
+    const char* p;
+    int64_t stride;
+    int n, bytes;
+  };
+  Rows rows[kMost];
+  int count = 0, which = 0, row = 0, byte = 0;
+
+  void clear() { count = which = row = byte = 0; }
+  void add(const char* p, int64_t stride, int n, int bytes) {
+    if (n > 0 && count < kMost) rows[count++] = {p, stride, n, bytes};
+  }
+  LINATTN_INLINE void ask() {
+    for (int lines = kLines; lines > 0 && which < count; --lines) {
+      const Rows& x = rows[which];
+      __builtin_prefetch(x.p + row * x.stride + byte, 0, 2);
+      byte += 64;
+      if (byte < x.bytes) continue;
+      byte = 0;
+      if (++row < x.n) continue;
+      row = 0;
+      ++which;
+    }
+  }
+};
+
 namespace detail {
 
 template <class T, int NV>
@@ -178,7 +209,7 @@ LINATTN_INLINE void tile(
 template <class T, bool TA = false>
 inline void product(
     const Matrix<T>& C, const Matrix<T>& A, const Matrix<T>& B, int M, int N, int K,
-    Part part = Part::kAll, const Into<T>& into = Into<T>()) {
+    Part part = Part::kAll, const Into<T>& into = Into<T>(), Ahead* ahead = nullptr) {
   const int lanes = kLanes<T>;
   N = padded<T>(N);
   const int a_panel = TA ? 1 << 30 : A.pitch;
@@ -195,6 +226,7 @@ inline void product(
         const int most = (i + kRows - j + lanes - 1) / lanes;
         if (most < vectors) vectors = most;
       }
+      if (ahead) ahead->ask();
       const T* a = TA ? A.at(0, i) : A.at(i, 0);
       const T* b = B.at(0, j);
       T* c = C.at(i, j);
