@@ -22,6 +22,7 @@ struct Backward {
   TokenDecay<T> decay;
   ChannelDecay<T> channel;
   Ahead ahead;
+  Totals<T> totals;
   ChannelGradient<T> channel_gradient;
   T *gates, *one, *reads, *writes, *dg, *r, *norm;
   int chunks;
@@ -41,6 +42,7 @@ struct Backward {
     start = State<T>::take(w, p.Dk, p.Dv);
     zs = State<T>::take(w, p.Dk, p.Dv, slots);
     of_head = w.take<double>(slots);
+    totals.take(w, p, slots);
     for (T** x : {&gates, &one, &reads, &writes, &dg, &r, &norm}) *x = w.take<T>(kChunk);
     chunks = int(p.segment / kChunk);
     states = w.take<Matrix<T>>(chunks);
@@ -64,6 +66,7 @@ struct Backward {
   void begin(const Problem& p, const Run& r, int slot) {
     zs[slot].read(p, state_of<T>(p, p.grad_state, r));
     of_head[slot] = 0;
+    totals.begin(p, slot);
   }
   void segment(const Problem& p, const Stretch& x, int slot, int) {
     z = zs[slot];
@@ -71,15 +74,20 @@ struct Backward {
       decay.fill_without_decay();
       decay.fill_pairs();
     }
-    states_again(p, x);
+    if (p.dq.data) states_again(p, x);
     for (int c = int((x.stop - x.start + kChunk - 1) / kChunk) - 1; c >= 0; --c) {
       const int64_t t = x.start + int64_t(c) * kChunk;
       ask_before(ahead, p, x, t);
-      of_head[slot] += chunk(p, x.run, t, c);
+      if (p.dq.data)
+        of_head[slot] += chunk(p, x.run, t, c);
+      else
+        only_z(p, x.run, t);
+      totals.pass(p, slot, p.decay == Decay::kChannel ? channel.total : nullptr, decay.total);
     }
     zs[slot].count = z.count;
   }
   void end(const Problem& p, const Run& r, int slot) {
+    totals.end(p, r, slot);
     if (p.dinitial_state) zs[slot].write(p, state_of<T>(p, p.dinitial_state, r));
     if (p.dlog_decay_of_head) p.dlog_decay_of_head[r.sequence * p.H + r.h] = of_head[slot];
   }
@@ -102,8 +110,8 @@ struct Backward {
   void states_again(const Problem& p, const Stretch& x) {
     const Run& run = x.run;
     const int64_t begin = x.start, end = x.stop;
-    start.read(p, begin > run.start ? saved_state<T>(p, run, begin)
-                                    : state_of<T>(p, p.initial_state, run));
+    start.read(p, is_saved(p, run, begin) ? saved_state<T>(p, run, begin)
+                                          : before_all<T>(p, run));
     transpose(states[0], start.S, start.S.rows, start.S.cols);
     memcpy(sums[0].k, start.k, start.S.rows * sizeof(T));
     memcpy(sums[0].v, start.v, start.S.cols * sizeof(T));
@@ -209,13 +217,32 @@ struct Backward {
     store_rows(p.dk, p, dk, s, run.h, p.Dk, T(1), !is_first(p.k, run.h, p.H));
     store_rows(p.dv, p, dv, s, run.h, p.Dv, T(1), !is_first(p.v, run.h, p.H));
 
+    carry(p, read);
+    return of_head;
+  }
+
+  // z from after the chunk to before it.
+  void carry(const Problem& p, const Matrix<T>& read) {
+    const bool channels = p.decay == Decay::kChannel;
     Into<T> into;
     into.add = true;
     into.factor = channels ? T(1) : decay.total;
     into.rows = channels ? channel.total : nullptr;
     product<T, true>(z.S, read, G, z.S.rows, p.Dv, kChunk, Part::kAll, into, &ahead);
     if (p.affine) constant_before(p, read);
-    return of_head;
+  }
+
+  // Where only the gradient of the state is wanted, and none of a division.
+  void only_z(const Problem& p, const Run& run, int64_t t) {
+    const Span s = span_of(run, t);
+    load_rows(q, p, p.q, s, run.h, p.Dk, T(p.scale));
+    load_rows(G, p, p.grad_o, s, run.h, p.Dv, T(1));
+    load_decay(p, run, s);
+    if (p.decay == Decay::kChannel)
+      channel.read(q);
+    else if (p.decay != Decay::kNone)
+      scale_rows(q, q, decay.read);
+    carry(p, q);
   }
 
   void add_bias(const Problem& p) {

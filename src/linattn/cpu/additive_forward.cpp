@@ -15,6 +15,7 @@ struct Forward {
   TokenDecay<T> decay;
   ChannelDecay<T> channel;
   Ahead ahead;
+  Totals<T> totals;
   T *gates, *one, *norm;
 
   static constexpr int kPhases = 1;
@@ -34,10 +35,12 @@ struct Forward {
     one = w.take<T>(kChunk);
     norm = w.take<T>(kChunk);
     if (p.decay == Decay::kChannel) channel.take(w, Dk);
+    totals.take(w, p, slots);
   }
 
   void begin(const Problem& p, const Run& r, int slot) {
     states[slot].read(p, state_of<T>(p, p.initial_state, r));
+    totals.begin(p, slot);
   }
   void segment(const Problem& p, const Stretch& x, int slot, int) {
     const Run& r = x.run;
@@ -46,26 +49,49 @@ struct Forward {
       decay.fill_without_decay();
       decay.fill_pairs();
     }
-    if (p.saved && x.start > r.start) state.write(p, saved_state<T>(p, r, x.start));
+    if (p.saved && is_saved(p, r, x.start)) state.write(p, saved_state<T>(p, r, x.start));
     for (int64_t t = x.start; t < x.stop; t += kChunk) {
       ahead.clear();
       ask_rows(ahead, p, p.o, span_of(r, t), r.h, p.Dv);
       const bool last = t + kChunk >= x.stop;
       const Run& next = last ? x.coming : r;
       const Span s = span_of(next, last ? x.coming_start : t + kChunk);
-      ask_rows(ahead, p, p.q, s, next.h, p.Dk);
+      if (p.o.data) ask_rows(ahead, p, p.q, s, next.h, p.Dk);
       ask_rows(ahead, p, p.k, s, next.h, p.Dk);
       ask_rows(ahead, p, p.v, s, next.h, p.Dv);
-      chunk(p, r, t);
+      const Span span = span_of(r, t);
+      if (p.o.data)
+        chunk(p, r, span);
+      else
+        keys_and_values(p, r, span);
+      carry(p);
+      totals.pass(p, slot, p.decay == Decay::kChannel ? channel.total : nullptr, decay.total);
     }
     states[slot].count = state.count;
   }
   void end(const Problem& p, const Run& r, int slot) {
     states[slot].write(p, state_of<T>(p, p.state, r));
+    totals.end(p, r, slot);
   }
 
-  void chunk(const Problem& p, const Run& r, int64_t t) {
-    const Span s = span_of(r, t);
+  // Where only the state is wanted: k and v, and k as it is written.
+  void keys_and_values(const Problem& p, const Run& r, const Span& s) {
+    load_rows(k, p, p.k, s, r.h, p.Dk, T(1));
+    load_rows(v, p, p.v, s, r.h, p.Dv, T(1));
+    if (p.decay == Decay::kChannel) {
+      channel.load(p, s, r.h);
+      channel.write(k);
+    } else if (p.decay != Decay::kNone) {
+      load_numbers(gates, p, p.log_decay, s, r.h, kChunk, T(0));
+      decay.fill(gates);
+      scale_rows(k, k, decay.write);
+    }
+    for (int j = 0; p.affine && j < kChunk; ++j)
+      one[j] = j < s.n && is_there(p, s.b, s.start + j) ? T(1) : T(0);
+  }
+
+  // The outputs of a chunk; k is left as it is written.
+  void chunk(const Problem& p, const Run& r, const Span& s) {
     load_rows(q, p, p.q, s, r.h, p.Dk, T(p.scale));
     load_rows(k, p, p.k, s, r.h, p.Dk, T(1));
     load_rows(v, p, p.v, s, r.h, p.Dv, T(1));
@@ -100,12 +126,16 @@ struct Forward {
     product(out, q, state.S, n, p.Dv, p.Dk, Part::kAll, more, &ahead);
     if (p.affine) finish_affine(p);
     store_rows(p.o, p, out, s, r.h, p.Dv, T(1), false);
+  }
 
+  // The state after the chunk.
+  void carry(const Problem& p) {
+    const bool channels = p.decay == Decay::kChannel;
     Into<T> into;
     into.add = true;
     into.factor = channels ? T(1) : decay.total;
     into.rows = channels ? channel.total : nullptr;
-    product<T, true>(state.S, k, v, state.S.rows, p.Dv, n, Part::kAll, into, &ahead);
+    product<T, true>(state.S, k, v, state.S.rows, p.Dv, kChunk, Part::kAll, into, &ahead);
     if (p.affine) add_constant_to_state();
   }
 

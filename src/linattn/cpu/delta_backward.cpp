@@ -68,8 +68,8 @@ struct Backward {
   void states_again(const Problem& p, const Stretch& stretch) {
     const Run& run = stretch.run;
     const int64_t begin = stretch.start, end = stretch.stop;
-    start.read(p, begin > run.start ? saved_state<T>(p, run, begin)
-                                    : state_of<T>(p, p.initial_state, run));
+    start.read(p, is_saved(p, run, begin) ? saved_state<T>(p, run, begin)
+                                          : before_all<T>(p, run));
     states[0].copy(start.S);
     for (int c = 0; begin + int64_t(c + 1) * kChunk < end; ++c) {
       ask_again(x.ahead, p, stretch, begin + int64_t(c) * kChunk);

@@ -28,7 +28,7 @@ struct Forward {
   void segment(const Problem& p, const Stretch& x, int slot, int) {
     const Run& r = x.run;
     State<T>& state = states[slot];
-    if (p.saved && x.start > r.start) state.write(p, saved_state<T>(p, r, x.start));
+    if (p.saved && is_saved(p, r, x.start)) state.write(p, saved_state<T>(p, r, x.start));
     for (int64_t t = x.start; t < x.stop; t += kChunk) {
       const Span s = span_of(r, t);
       Ahead& ahead = chunk.ahead;

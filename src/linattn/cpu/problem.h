@@ -25,8 +25,9 @@ struct Problem {
 
   View q, k, v, log_decay, beta;
   View mask;  // bool [B, N]
-  const int64_t* bounds = nullptr;  // of packed sequences, in one row
-  int64_t sequences = 0;            // runs of tokens: packed sequences, or batch rows
+  const int64_t* bounds = nullptr;  // of packed sequences, in one row; of parts, in every row
+  int64_t sequences = 0;            // runs of tokens: packed sequences, parts, or batch rows
+  bool cut = false;                 // the runs are parts of one sequence a row: sequence_split.h
 
   // Of the dtype of the sums and contiguous: [sequences, H, Dk (+ 1), Dv (+ 1)].
   const void* initial_state = nullptr;
@@ -36,7 +37,8 @@ struct Problem {
   // tokens of a row have the same t / segment, so t / segment - 1 is the slot.
   void* saved = nullptr;
   int64_t segment = 0;  // tokens, a multiple of the chunk and at least Dk
-  View o;
+  void* totals = nullptr;  // [sequences, H, Dk (+ 1)]: what a run decays its state by, row by row
+  View o;                  // null: only the state is wanted; so dq in backward
 
   View grad_o, dq, dk, dv, dlog_decay, dbeta;
   double* dlog_decay_of_head = nullptr;  // [sequences, H], where the decay is one a head

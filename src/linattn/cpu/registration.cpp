@@ -18,6 +18,7 @@
 
 #include "isas.h"
 #include "problem.h"
+#include "sequence_split.h"
 
 namespace linattn {
 
@@ -132,6 +133,10 @@ Problem problem_of(
   return p;
 }
 
+void check_memory(bool ok) {
+  STD_TORCH_CHECK(ok, "linattn: not enough memory for the work space of the CPU kernels");
+}
+
 // A unit of work for each thread at least; `grain`: units that are worth a thread.
 void run(const Kernel (&kernel)[2], const Problem& p, int64_t units, int64_t grain) {
   std::atomic<bool> failed{false};
@@ -139,7 +144,7 @@ void run(const Kernel (&kernel)[2], const Problem& p, int64_t units, int64_t gra
   torch::stable::parallel_for(0, units, grain, [&](int64_t begin, int64_t end) {
     if (!f(p, begin, end)) failed = true;
   });
-  STD_TORCH_CHECK(!failed, "linattn: not enough memory for the work space of the CPU kernels");
+  check_memory(!failed);
 }
 
 void run(const Kernel (&kernel)[2], const Problem& p) { run(kernel, p, number_of_tasks(p), 1); }
@@ -174,6 +179,14 @@ void additive_forward(
   p.state = state.data_ptr();
   p.saved = data_of(saved);
   prefer_huge_pages(o);
+  const int64_t parts = causal ? parts_of(p, torch::stable::get_num_threads()) : 1;
+  if (parts > 1) {
+    const auto each = [](const Problem& x) { run(kernels().additive_forward, x); };
+    const bool wide = p.q.dtype == Dtype::kFloat64;
+    check_memory(wide ? forward_in_parts<double>(p, parts, each)
+                      : forward_in_parts<float>(p, parts, each));
+    return;
+  }
   run(causal ? kernels().additive_forward : kernels().noncausal_forward, p);
 }
 
@@ -188,6 +201,16 @@ void additive_backward(
   p.affine = bias != 0 || normalize;
   p.state = state.data_ptr();  // read, where every token sees all
   set_gradients(p, grad_o, grad_state, saved, dq, dk, dv, dlog_decay, dinitial_state);
+  // The gradient of a division needs every output again: no part can start before the one after it.
+  const int64_t parts =
+      causal && !normalize ? parts_of(p, torch::stable::get_num_threads()) : 1;
+  if (parts > 1) {
+    const auto each = [](const Problem& x) { run(kernels().additive_backward, x); };
+    const bool wide = p.q.dtype == Dtype::kFloat64;
+    check_memory(wide ? backward_in_parts<double>(p, parts, each)
+                      : backward_in_parts<float>(p, parts, each));
+    return;
+  }
   run(causal ? kernels().additive_backward : kernels().noncausal_backward, p);
 }
 

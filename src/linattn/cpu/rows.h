@@ -244,7 +244,7 @@ inline void store_rows(
 // Tokens of x, head h of H, as rows that will be wanted.
 inline void ask_rows(
     Ahead& ahead, const Problem& p, const View& x, const Span& s, int64_t h, int D) {
-  if (x.channel != 1) return;
+  if (!x.data || x.channel != 1) return;
   const int64_t size = bytes_of(x.dtype);
   ahead.add(address(x, s.b, s.start, group(x, h, p.H)), x.token * size, s.n, int(D * size));
 }

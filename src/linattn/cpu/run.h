@@ -11,7 +11,10 @@ struct Run {
 };
 
 inline Run run_of(const Problem& p, int64_t sequence, int64_t h) {
-  if (p.bounds) return {sequence, h, 0, p.bounds[sequence], p.bounds[sequence + 1]};
+  if (p.bounds) {
+    const int64_t each = p.sequences / p.B, i = sequence % each;
+    return {sequence, h, sequence / each, p.bounds[i], p.bounds[i + 1]};
+  }
   return {sequence, h, sequence, 0, p.N};
 }
 
@@ -175,6 +178,32 @@ inline void ask_before(Ahead& ahead, const Problem& p, const Stretch& x, int64_t
   }
 }
 
+// What the state of each slot is decayed by over a run, where p.totals asks for it.
+template <class T>
+struct Totals {
+  T* all = nullptr;
+  int rows = 0;
+
+  void take(Workspace& w, const Problem& p, int slots) {
+    rows = padded<T>(p.Dk + 1);
+    if (p.totals) all = w.take<T>(size_t(rows) * slots);
+  }
+  void begin(const Problem& p, int slot) {
+    for (int i = 0; p.totals && i < rows; ++i) all[slot * rows + i] = 1;
+  }
+  // factors [Dk] of a chunk, or one for all.
+  void pass(const Problem& p, int slot, const T* factors, T factor) {
+    for (int i = 0; p.totals && i < p.Dk + int(p.affine); ++i)
+      all[slot * rows + i] *= factors ? factors[i] : factor;
+  }
+  void end(const Problem& p, const Run& run, int slot) const {
+    if (!p.totals) return;
+    const int n = p.Dk + int(p.affine);
+    memcpy(static_cast<T*>(p.totals) + (run.sequence * p.H + run.h) * n, all + slot * rows,
+           n * sizeof(T));
+  }
+};
+
 template <class T>
 inline int64_t state_size(const Problem& p) {
   return int64_t(p.Dk + int(p.affine)) * (p.Dv + int(p.affine));
@@ -184,6 +213,17 @@ inline T* state_of(const Problem& p, const void* states, const Run& run) {
   if (!states) return nullptr;
   return static_cast<T*>(const_cast<void*>(states)) +
          (run.sequence * p.H + run.h) * state_size<T>(p);
+}
+// The state at the start of a segment, if not of the run's own start: of a part, it is saved too.
+inline bool is_saved(const Problem& p, const Run& run, int64_t t) {
+  return t > (p.cut ? 0 : run.start);
+}
+// Before the first token of a sequence; only backward asks for it by a part.
+template <class T>
+inline T* before_all(const Problem& p, const Run& run) {
+  Run whole = run;
+  if (p.cut) whole.sequence = run.b;
+  return state_of<T>(p, p.initial_state, whole);
 }
 template <class T>
 inline T* saved_state(const Problem& p, const Run& run, int64_t t) {

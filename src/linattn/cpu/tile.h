@@ -165,18 +165,6 @@ LINATTN_INLINE void tile(
     LINATTN_UNROLL
     for (int v = 0; v < NV; ++v) acc[r][v] = Vec<T>{};
   }
-  if (into.add) {  // C first: its loads then hide behind the products
-    LINATTN_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      const T row = into.rows ? into.rows[i + r] * into.factor : into.factor;
-      LINATTN_UNROLL
-      for (int v = 0; v < NV; ++v) {
-        acc[r][v] = load(c + r * c_pitch + v * kLanes<T>) * row;
-        if (into.columns) acc[r][v] *= load(into.columns + j + v * kLanes<T>);
-        if (into.minus) acc[r][v] = -acc[r][v];
-      }
-    }
-  }
   const T* bp = b + size_t(k0) * b_pitch;
   for (int k = k0; k < k1;) {
     const int panel = k / a_panel, last = (panel + 1) * a_panel;
@@ -194,11 +182,21 @@ LINATTN_INLINE void tile(
       }
     }
   }
+  // C is added last: a state of many tokens would swallow the terms one by one.
   LINATTN_UNROLL
   for (int r = 0; r < kRows; ++r) {
+    const T row = into.rows ? into.rows[i + r] * into.factor : into.factor;
     LINATTN_UNROLL
-    for (int v = 0; v < NV; ++v)
-      store(c + r * c_pitch + v * kLanes<T>, into.minus ? -acc[r][v] : acc[r][v]);
+    for (int v = 0; v < NV; ++v) {
+      T* out = c + r * c_pitch + v * kLanes<T>;
+      Vec<T> x = into.minus ? -acc[r][v] : acc[r][v];
+      if (into.add) {
+        Vec<T> old = load(out) * row;
+        if (into.columns) old *= load(into.columns + j + v * kLanes<T>);
+        x += old;
+      }
+      store(out, x);
+    }
   }
 }
 
