@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-isas lint bench clean
+.PHONY: install demo test test-isas sanitize lint bench clean
 
 install: $(STAMP)
 
@@ -29,6 +29,20 @@ test-isas: install
 	  LINATTN_CPU_ISA=$$isa OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -k cpu \
 	    tests/test_against_reference.py tests/test_properties.py tests/cpu || exit 1; \
 	done
+
+# The CPU kernels under the address and undefined-behaviour sanitizers, and under the thread
+# sanitizer in a program of their own. Leaks are not looked for: Python itself has some.
+SANITIZED := tests/cpu tests/test_segments.py tests/test_states.py tests/test_against_reference.py
+sanitize: install
+	PATH=$(CURDIR)/$(BIN):$$PATH; set -e; \
+	for kind in address,undefined thread; do \
+	  cmake -S . -B build/$$kind -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+	    -DLINATTN_SANITIZE=$$kind >/dev/null; cmake --build build/$$kind; \
+	done; \
+	build/thread/kernel_races; \
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0 LINATTN_TEST_LIBRARY=$(CURDIR)/build/address,undefined \
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -n 2 -k "cpu and not compile" $(SANITIZED)
 
 lint: install
 	$(BIN)/ruff check .

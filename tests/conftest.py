@@ -1,8 +1,19 @@
+import os
+
 import pytest
 import torch
+
+from linattn import cpu
+
+if "LINATTN_TEST_LIBRARY" in os.environ:  # the native kernels of another build: make sanitize
+    cpu.__path__[:] = [os.environ["LINATTN_TEST_LIBRARY"]]
 
 
 @pytest.fixture(autouse=True)
 def _repeatable():
     """Every test starts from the same random state and leaves the thread count alone."""
     torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)

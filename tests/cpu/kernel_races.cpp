@@ -1,0 +1,169 @@
+// All kernels of every instruction set that this processor has, on four threads and on one, under
+// the thread sanitizer: no data race, and the same bits. Run by `make sanitize`.
+#include <stdio.h>
+#include <string.h>
+
+#include <thread>
+#include <vector>
+
+#include "isas.h"
+#include "problem.h"
+#include "sequence_split.h"
+
+namespace linattn {
+#define LINATTN_DECLARE(isa) extern const Kernels kernels_##isa;
+LINATTN_FOR_EACH_ISA(LINATTN_DECLARE)
+}  // namespace linattn
+
+using namespace linattn;
+
+namespace {
+
+constexpr int64_t kB = 2, kN = 300, kH = 4, kLong = 5000;
+constexpr int kDk = 20, kDv = 24;
+
+float number(uint32_t& seed) {  // in [-1, 1)
+  seed = seed * 1664525u + 1013904223u;
+  return float(seed >> 8) / float(1 << 23) - 1.0f;
+}
+
+struct Tensor {  // [B, N, heads, D]
+  std::vector<float> x;
+  View view;
+  Tensor(int64_t B, int64_t N, int64_t heads, int64_t D, uint32_t seed, float low, float high)
+      : x(size_t(B * N * heads * D)) {
+    for (float& y : x) y = low + (high - low) * (number(seed) + 1) / 2;
+    view.data = reinterpret_cast<char*>(x.data());
+    view.batch = N * heads * D;
+    view.token = heads * D;
+    view.head = D;
+    view.channel = 1;
+    view.heads = heads;
+  }
+};
+
+struct Call {
+  int64_t B, N, H;
+  Tensor q, k, v, g, beta, o, grad_o, dq, dk, dv, dg, dbeta, state, initial, saved, grad, before;
+  std::vector<double> of_head;
+  Problem p;
+
+  Call(int64_t B_, int64_t N_, int64_t H_, Decay decay, bool delta, bool affine)
+      : B(B_), N(N_), H(H_), q(B, N, H, kDk, 1, -1, 1), k(B, N, H / 2 ? H / 2 : 1, kDk, 2, 0, .3f),
+        v(B, N, H, kDv, 3, -1, 1), g(B, N, H, decay == Decay::kChannel ? kDk : 1, 4, -1, 0),
+        beta(B, N, H, 1, 5, 0, 1), o(B, N, H, kDv, 0, 0, 0), grad_o(B, N, H, kDv, 6, -1, 1),
+        dq(q), dk(k), dv(v), dg(g), dbeta(beta), state(B, H, kDk + 1, kDv + 1, 0, 0, 0),
+        initial(B, H, kDk + 1, kDv + 1, 7, 0, 1), saved(N / 128 + 1, B * H, kDk + 1, kDv + 1, 0, 0, 0),
+        grad(B, H, kDk + 1, kDv + 1, 8, -1, 1), before(grad), of_head(size_t(B * H)) {
+    for (Tensor* x : {&dq, &dk, &dv, &dg, &dbeta, &o}) x->view.data = reinterpret_cast<char*>(x->x.data());
+    p.B = B;
+    p.N = N;
+    p.H = H;
+    p.Dk = kDk;
+    p.Dv = kDv;
+    p.decay = decay;
+    p.affine = affine;
+    p.bias = affine ? 1.5 : 0;
+    p.scale = 0.2;
+    p.q = q.view;
+    p.k = k.view;
+    p.v = v.view;
+    if (decay != Decay::kNone) p.log_decay = g.view;
+    if (delta) p.beta = beta.view;
+    p.o = o.view;
+    p.sequences = B;
+    p.initial_state = initial.x.data();
+    p.state = state.x.data();
+    p.saved = saved.x.data();
+    p.segment = 128;
+  }
+  void backwards() {
+    p.grad_o = grad_o.view;
+    p.dq = dq.view;
+    p.dk = dk.view;
+    p.dv = dv.view;
+    if (p.decay != Decay::kNone) p.dlog_decay = dg.view;
+    if (p.beta.data) p.dbeta = dbeta.view;
+    p.grad_state = grad.x.data();
+    p.dinitial_state = before.x.data();
+  }
+};
+
+void run(Kernel kernel, const Problem& p, int64_t units, int threads) {
+  std::vector<std::thread> pool;
+  for (int t = 0; t < threads; ++t)
+    pool.emplace_back([&, t] { kernel(p, units * t / threads, units * (t + 1) / threads); });
+  for (std::thread& t : pool) t.join();
+}
+
+bool same(const Tensor& a, const Tensor& b, const char* what, const char* isa) {
+  const bool equal = memcmp(a.x.data(), b.x.data(), a.x.size() * sizeof(float)) == 0;
+  if (!equal) printf("%s: %s differs between threads\n", isa, what);
+  return equal;
+}
+
+bool check(const Kernels& kernels, Decay decay, bool delta, bool affine, bool causal) {
+  Call one(kB, kN, kH, decay, delta, affine), four(kB, kN, kH, decay, delta, affine);
+  for (Call* c : {&one, &four}) {
+    const int threads = c == &one ? 1 : 4;
+    const int64_t units = number_of_tasks(c->p);
+    run(delta ? kernels.delta_forward[0]
+              : causal ? kernels.additive_forward[0] : kernels.noncausal_forward[0],
+        c->p, units, threads);
+    c->backwards();
+    run(delta ? kernels.delta_backward[0]
+              : causal ? kernels.additive_backward[0] : kernels.noncausal_backward[0],
+        c->p, units, threads);
+  }
+  bool ok = same(one.o, four.o, "o", kernels.name) && same(one.state, four.state, "state", kernels.name);
+  ok &= same(one.dq, four.dq, "dq", kernels.name) && same(one.dk, four.dk, "dk", kernels.name);
+  return ok && same(one.dv, four.dv, "dv", kernels.name) && same(one.dg, four.dg, "dg", kernels.name);
+}
+
+bool check_parts(const Kernels& kernels, Decay decay) {
+  Call a(1, kLong, 1, decay, false, false), b(1, kLong, 1, decay, false, false);
+  for (Call* c : {&a, &b}) {
+    const auto forward = [&](const Problem& x) {
+      run(kernels.additive_forward[0], x, number_of_tasks(x), 4);
+    };
+    const auto backward = [&](const Problem& x) {
+      run(kernels.additive_backward[0], x, number_of_tasks(x), 4);
+    };
+    if (!forward_in_parts<float>(c->p, 4, forward)) return false;
+    c->backwards();
+    if (!backward_in_parts<float>(c->p, 4, backward)) return false;
+  }
+  return same(a.o, b.o, "o in parts", kernels.name) && same(a.dk, b.dk, "dk in parts", kernels.name);
+}
+
+bool check_step(const Kernels& kernels) {
+  Call one(kB, 3, kH, Decay::kToken, true, false), four(kB, 3, kH, Decay::kToken, true, false);
+  run(kernels.decode[0], one.p, kB * kH, 1);
+  run(kernels.decode[0], four.p, kB * kH, 4);
+  return same(one.o, four.o, "decoded o", kernels.name) &&
+         same(one.state, four.state, "decoded state", kernels.name);
+}
+
+bool check_all(const Kernels& kernels) {
+  bool ok = check_step(kernels);
+  for (Decay decay : {Decay::kNone, Decay::kToken, Decay::kChannel}) {
+    ok &= check(kernels, decay, false, false, true) && check(kernels, decay, true, false, true);
+    ok &= check_parts(kernels, decay);
+  }
+  ok &= check(kernels, Decay::kToken, false, true, true);
+  ok &= check(kernels, Decay::kNone, false, true, false);
+  printf("%s: %s\n", kernels.name, ok ? "ok" : "FAILED");
+  return ok;
+}
+
+}  // namespace
+
+int main() {
+  bool ok = check_all(kernels_generic);
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) ok &= check_all(kernels_avx2);
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl"))
+    ok &= check_all(kernels_avx512);
+#endif
+  return ok ? 0 : 1;
+}
