@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from linattn import feature_maps
+from linattn.feature_maps import normalised
 
 
 @pytest.mark.parametrize("name", [*feature_maps.FEATURE_MAPS, "hedgehog"])
@@ -50,3 +51,19 @@ def test_bad_input_is_named():
         feature_maps.make_feature_map("cosine", 1, 2)
     with pytest.raises(ValueError, match=r"x: got shape \[1, 3, 2, 5\]; expected \[B, N, 2, 4\]"):
         feature_maps.Hedgehog(2, 4)(torch.zeros(1, 3, 2, 5))
+
+
+@pytest.mark.parametrize("size", [1e-40, 1e-30, 1.0, 1e30, 3e38])
+def test_normalised_has_unit_norm_at_any_size(size):
+    """Neither the squares of large numbers nor those of small ones may be lost."""
+    x = torch.tensor([[3.0, -4.0], [0.0, 0.0]], dtype=torch.float64).mul(size / 4).float()
+    expected = torch.tensor([[0.6, -0.8], [0.0, 0.0]])
+    torch.testing.assert_close(normalised(x), expected, rtol=1e-4 if size < 1e-38 else 1e-6, atol=0)
+    x.requires_grad_()
+    normalised(x).sum().backward()
+    assert torch.isfinite(x.grad).all() or size < 1e-38
+
+
+def test_normalised_refuses_integers():
+    with pytest.raises(TypeError, match=r"x: got torch.int64; expected a floating-point dtype"):
+        normalised(torch.arange(4))

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from linattn import linear_attention
+from linattn import linear_attention, multiplicative_noise
 from linattn._contracts import _ARGUMENTS
+from linattn.layers import LinearAttention
 from linattn.testing import Case, make_inputs
 from operator_calls import KINDS, fast, inputs_of, kinds, leaves_of
 
@@ -291,3 +292,31 @@ def test_vmap_equals_one_call_after_another(backend, kind, packed, recwarn):
         torch.testing.assert_close(o[i], expected_o)
         torch.testing.assert_close(state[i], expected_state)
     assert not [w for w in recwarn if "performance drop" in str(w.message)]
+
+
+@fast
+@pytest.mark.parametrize("N", [2, 20])
+def test_forward_mode_is_refused_and_not_zero(backend, N):
+    """Case: torch.func.jvp gave a tangent of zeros, in silence."""
+    q = torch.rand(1, N, 1, 4)
+    with pytest.raises(NotImplementedError, match=r"forward-mode.*reference"):
+        torch.func.jvp(lambda x: linear_attention(x, q, q, backend=backend), (q,), (q,))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, q)
+        with pytest.raises(NotImplementedError, match="multiplicative_noise: forward-mode"):
+            multiplicative_noise(dual, 0.1)
+        linear_attention(q, q, q, backend=backend)  # no tangent: nothing is lost
+    _, tangent = torch.func.jvp(
+        lambda x: linear_attention(x, q, q, backend="reference"), (q,), (q,)
+    )
+    torch.testing.assert_close(tangent, linear_attention(q, q, q))  # o is linear in q
+
+
+@fast
+@pytest.mark.parametrize("options", [{}, {"decay": "token"}, {"bias": 1.0, "normalize": True}])
+def test_export_of_a_layer_that_can_be_trained(backend, options):
+    layer = LinearAttention(16, 2, backend=backend, **options)
+    length = {1: torch.export.Dim("N", min=2, max=4096)}
+    exported = torch.export.export(layer, (torch.randn(2, 70, 16),), dynamic_shapes=(length,))
+    x = torch.randn(2, 333, 16)
+    torch.testing.assert_close(exported.module()(x), layer(x))

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from linattn._validation import state_dtype
+from linattn._validation import refuse_tangents, state_dtype
 from linattn._vmap import batching_rule
 
 _library = torch.library.Library("linattn", "DEF")
@@ -60,6 +60,7 @@ def forward(
                 q, k, v, log_decay, beta, mask, initial_state, out_state, scale, bias, normalize
             )
     given = (q, k, v, log_decay, beta, initial_state)
+    refuse_tangents("linear_attention", *given)
     save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
     if beta is not None:
         operator = getattr(torch.ops.linattn, f"{backend}_delta")
@@ -108,10 +109,10 @@ def _fake(family: str, backend: str) -> tuple[Any, Any]:
         H = max(q.shape[2], k.shape[2], v.shape[2])
         one = int(x.get("bias", 0.0) != 0.0 or x.get("normalize", False))
         sequences = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        count = _module(backend, "layout").count_saved_states
-        places = count(N, H, Dk, Dv) if x["save"] and x.get("causal", True) else 0
+        save = x["save"] and x.get("causal", True)
+        places = _module(backend, "layout").saved_shape(B, N, H, Dk, Dv, one) if save else 0
         state = q.new_empty((sequences, H, Dk + one, Dv + one), dtype=state_dtype(q.dtype))
-        return v.new_empty(B, N, H, Dv), state, state.new_empty(places, B, *state.shape[1:])
+        return v.new_empty(B, N, H, Dv), state, state.new_empty(places)
 
     def backward(
         grad_o: Tensor, grad_state: Tensor, state: Tensor, saved: Tensor, *arguments: Any

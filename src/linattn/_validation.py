@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -35,8 +36,14 @@ def require_number(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         reject(name, f"{type(value).__name__} {value!r}", "a float", kind=TypeError)
     # A traced number has no value to look at.
-    if not torch.compiler.is_compiling() and not math.isfinite(value):
-        reject(name, value, "a finite float")
+    if torch.compiler.is_compiling():
+        return
+    try:
+        finite = math.isfinite(value)
+    except OverflowError:  # an int beyond any float
+        finite = False
+    if not finite:
+        reject(name, "a number out of range" if isinstance(value, int) else value, "a finite float")
 
 
 def require_bool(name: str, value: object) -> None:
@@ -143,6 +150,8 @@ def check_mask(mask: Tensor, q: Tensor) -> None:
 def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> None:
     """Check the form of cu_seqlens; `sequence_bounds` checks its values where they are read."""
     require_tensor("cu_seqlens", cu_seqlens)
+    if cu_seqlens.is_meta and not q.is_meta:
+        reject("cu_seqlens", "device meta", "a tensor with values, on any device")
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
         reject("cu_seqlens", cu_seqlens.dtype, "torch.int32 or torch.int64", kind=TypeError)
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
@@ -179,7 +188,23 @@ def check_state(
 
 
 def check_out_state(out_state: Tensor, inputs: list[Tensor | None]) -> None:
-    """Refuse to write into a tensor that autograd still needs."""
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
+    """Refuse to write into a tensor that autograd still needs, or whose elements are shared."""
+    given = [out_state, *inputs]
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given):
         expected = "out_state=None while gradients are recorded, or torch.no_grad()"
         reject("out_state", "a tensor to overwrite and inputs that require grad", expected)
+    if any(n > 1 and s == 0 for n, s in zip(out_state.shape, out_state.stride(), strict=True)):
+        strides = list(out_state.stride())
+        reject("out_state", f"strides {strides}", "memory of its own for each element")
+
+
+def refuse_tangents(function: str, *tensors: Tensor | None) -> None:
+    """Raise where forward-mode differentiation would be dropped in silence."""
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return
+    for x in tensors:
+        if x is not None and forward_ad.unpack_dual(x).tangent is not None:
+            raise NotImplementedError(
+                f"{function}: forward-mode derivatives are not implemented by this backend; "
+                'use backend="reference", or derivatives in reverse mode'
+            )

@@ -8,9 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Where the batch is in what the operators return: o, the final state, the saved states.
-_BATCH_OF_RESULTS = (0, 0, 1)
-
 
 def batching_rule(operator: Any, names: list[str]) -> Callable[..., Any]:
     """Return the rule that `torch.library.register_vmap` takes; `names` are the arguments."""
@@ -31,7 +28,7 @@ def batching_rule(operator: Any, names: list[str]) -> Callable[..., Any]:
                 operator(*(x[i] if isinstance(x, Tensor) else x for x in moved))
                 for i in range(size)
             ]
-            return tuple(torch.stack(found) for found in zip(*calls, strict=True)), (0, 0, 0)
+            return _without_saved([torch.stack(found) for found in zip(*calls, strict=True)][:2])
         g = tensors["log_decay"]
         if g is not None and g.dim() == 2:  # one a head, but other ones for each call
             _, B, N = tensors["q"].shape[:3]
@@ -39,9 +36,15 @@ def batching_rule(operator: Any, names: list[str]) -> Callable[..., Any]:
         results = operator(
             *(x.flatten(0, 1) if isinstance(x, Tensor) else x for x in tensors.values())
         )
-        return tuple(
-            found.unflatten(dim, (size, -1) if size else (0, arguments[0].shape[0]))
-            for found, dim in zip(results, _BATCH_OF_RESULTS, strict=True)
-        ), _BATCH_OF_RESULTS
+        shape = (size, -1) if size else (0, tensors["q"].shape[1])
+        return _without_saved([found.unflatten(0, shape) for found in results[:2]])
 
     return rule
+
+
+def _without_saved(results: list[Tensor]) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+    """Return o and the state with their mapped dimension, and an empty tensor that has none.
+
+    The saved states are for autograd, which works on the one larger call inside of the rule.
+    """
+    return (*results, results[0].new_empty(0)), (0, 0, None)

@@ -32,6 +32,7 @@ from linattn.tasks import standard_library
 PROMPT = b"def "
 LEARNING_RATE = 3e-3
 WARM_UP = 20  # steps
+LEAST_STEPS = 200  # taken however long they take: on a busy machine the time alone says little
 HELD_OUT_ROWS = 128  # windows to score, spread over the whole held-out text
 
 
@@ -167,7 +168,7 @@ def _train(
     start = time.monotonic()
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("training", total=seconds, left="")
-        while (spent := time.monotonic() - start) < seconds or result.steps == 0:
+        while (spent := time.monotonic() - start) < seconds or result.steps < LEAST_STEPS:
             optimizer.param_groups[0]["lr"] = learning_rate(result.steps, spent / seconds)
             loss = model.loss(standard_library.batch(text, rows, length, generator))
             value = loss.item()

@@ -42,9 +42,17 @@ def squared_relu(x: Tensor) -> Tensor:
 
 
 def normalised(x: Tensor) -> Tensor:
-    """Return x / norm(x), in x's dtype; the norm is taken in float32 at least and 0 stays 0."""
+    """Return x / norm(x), in x's dtype, whatever its size; sums in float32 at least, 0 stays 0."""
+    if not x.is_floating_point():
+        reject("x", x.dtype, "a floating-point dtype", kind=TypeError)
+    if x.shape[-1] == 0:
+        return x
     wide = x if x.dtype == torch.float64 else x.float()
-    return nn.functional.normalize(wide, dim=-1, eps=1e-12).to(x.dtype)
+    # The result does not depend on a common factor, so its gradient needs none of it either.
+    largest = wide.detach().abs().amax(-1, keepdim=True)
+    wide = wide / largest.masked_fill(largest == 0, 1)
+    square = wide.square().sum(-1, keepdim=True)  # 1 to D, or 0
+    return (wide * square.masked_fill(square == 0, 1).rsqrt()).to(x.dtype)
 
 
 def taylor(x: Tensor) -> Tensor:
@@ -67,6 +75,9 @@ class Hedgehog(nn.Module):
 
     def __init__(self, num_heads: int, head_dim: int):
         super().__init__()
+        for name, value in (("num_heads", num_heads), ("head_dim", head_dim)):
+            if type(value) is not int or value < 1:
+                reject(name, repr(value), "an int >= 1")
         self.weight = nn.Parameter(torch.eye(head_dim).repeat(num_heads, 1, 1))  # [H, D, D]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,6 +107,8 @@ def make_feature_map(
     Raises:
         ValueError: no map has that name.
     """
+    if not isinstance(name, str):
+        reject("feature_map", repr(name), f"one of {[*FEATURE_MAPS, 'hedgehog']}", kind=TypeError)
     if name == "hedgehog":
         return Hedgehog(num_heads, head_dim), 2 * head_dim
     if name not in FEATURE_MAPS:

@@ -12,7 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linattn._validation import reject, require_bool, require_number, require_tensor
+from linattn._validation import (
+    refuse_tangents,
+    reject,
+    require_bool,
+    require_number,
+    require_tensor,
+)
 
 
 def multiplicative_noise(
@@ -43,6 +49,9 @@ def multiplicative_noise(
     require_bool("training", training)
     if not training or p == 0:
         return o
+    if generator is not None and not isinstance(generator, torch.Generator):
+        reject("generator", type(generator).__name__, "a torch.Generator or None", kind=TypeError)
+    refuse_tangents("multiplicative_noise", o)
     device = "cpu" if generator is None else generator.device
     seed = torch.randint(2**63 - 1, (), generator=generator, device=device).cpu()
     result: Tensor = torch.ops.linattn.multiplicative_noise(o, float(p), seed)

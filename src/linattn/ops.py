@@ -136,7 +136,7 @@ def linear_attention(
     for name, value in (("q", q), ("k", k), ("v", v)):
         check.require_tensor(name, value)
     q, k, v = _autocast(q, k, v)
-    if cu_seqlens is None and backend in ("auto", "cpu") and return_state in (True, False):
+    if cu_seqlens is None and backend in ("auto", "cpu") and type(return_state) is bool:
         decoded = decode(
             q, k, v, log_decay, beta, mask, initial_state, out_state,
             scale, bias, normalize, causal,

@@ -208,3 +208,81 @@ def test_the_reference_matrix_serves_small_calls_too():
     for kind in CAUSAL:
         for N in (1, 3):
             check("cpu", **KINDS[kind], N=N, state=True, mask=True)
+
+
+# --- what the step must leave to the checks, and to autograd --------------------------------------
+
+
+def small():
+    return {n: torch.rand(2, 1, 3, 4) for n in ("q", "k", "v")}
+
+
+@any_backend
+@pytest.mark.parametrize(
+    ("wrong", "kind", "message"),
+    [
+        ({"causal": "nonsense"}, TypeError, "causal: got str"),
+        ({"causal": None}, TypeError, "causal: got NoneType"),
+        (
+            {"causal": False, "log_decay": -torch.rand(2, 1, 3)},
+            ValueError,
+            "log_decay: got a decay",
+        ),
+        ({"causal": False, "beta": torch.rand(2, 1, 3)}, ValueError, "beta: got a delta rule"),
+        ({"return_state": 1}, TypeError, "return_state: got int"),
+        ({"return_state": torch.ones(2)}, TypeError, "return_state: got Tensor"),
+        ({"mask": torch.tensor(True)}, ValueError, r"mask: got shape \[\]"),
+        ({"beta": torch.tensor(1.0)}, ValueError, r"beta: got shape \[\]"),
+        ({"scale": 10**400}, ValueError, "scale: got a number out of range"),
+        ({"bias": True}, TypeError, "bias: got bool"),
+        (
+            {"out_state": torch.zeros(2, 3, 4, 1).expand(2, 3, 4, 4)},
+            ValueError,
+            "out_state: got str",
+        ),
+        (
+            {"out_state": torch.zeros(2, 3, 4, 4, requires_grad=True)},
+            ValueError,
+            "out_state: got a tensor to overwrite",
+        ),
+        ({"cu_seqlens": torch.zeros(2, dtype=torch.long, device="meta")}, ValueError, "cu_seqlens"),
+    ],
+)
+def test_one_token_is_checked_like_many(backend, wrong, kind, message):
+    with pytest.raises(kind, match=message):
+        linear_attention(**{**small(), **wrong}, backend=backend)
+
+
+@any_backend
+@pytest.mark.parametrize("N", [1, 4, 20])
+def test_autograd_notices_that_a_state_it_has_kept_was_overwritten(backend, N):
+    x = torch.rand(1, N, 2, 4)
+    state = torch.rand(1, 2, 4, 4)
+    weight = torch.ones((), requires_grad=True)
+    loss = (weight * state).square().sum()  # autograd keeps `state`
+    version = state._version
+    with torch.no_grad():
+        linear_attention(x, x, x, initial_state=state, out_state=state, backend=backend)
+    assert state._version > version
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@any_backend
+@pytest.mark.parametrize("N", [1, 3, 20])
+@pytest.mark.parametrize("shared", ["q", "k", "v", "log_decay", "beta", "initial_state"])
+def test_an_out_state_in_the_memory_of_an_input(backend, N, shared):
+    """All inputs are read before it is written."""
+    inputs = make_inputs(
+        Case(N=N, B=1, Dk=4, Dv=4, decay="channel", delta=True, state=True, dtype=torch.float32)
+    )
+    o, state = decode(inputs, "reference")
+    tensors = dict(inputs.tensors)
+    x = tensors[shared]
+    room = torch.zeros(max(x.numel(), state.numel()) + 3)
+    tensors[shared] = room[: x.numel()].view_as(x).copy_(x)
+    out = room[3 : 3 + state.numel()].view_as(state)
+    with torch.no_grad():
+        o2 = linear_attention(**tensors, **inputs.options, out_state=out, backend=backend)
+    assert relative_error(o2, o) < 1e-5
+    assert relative_error(out, state) < 1e-5

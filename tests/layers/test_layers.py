@@ -5,6 +5,7 @@ import inspect
 import pytest
 import torch
 
+from linattn.feature_maps import Hedgehog
 from linattn.layers import LinearAttention, SoftmaxAttention
 
 KINDS = {
@@ -65,6 +66,31 @@ def test_left_padding_equals_each_row_alone(kind):
     changed = x.clone()
     changed[0, :9] = torch.randn(9, 32)
     assert torch.equal(layer(changed, mask=mask)[:, 9:], y[:, 9:])
+
+
+@kinds
+def test_what_stands_in_padding_reaches_nothing(kind):
+    """NaN in a padded token: neither outputs nor gradients of any parameter see it."""
+    layer = KINDS[kind]()
+    x = torch.randn(2, 9, 32)
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    mask[0, :4] = mask[1, 7:] = False
+    grads = []
+    for value in (0.0, torch.nan):
+        filled = x.masked_fill(~mask[..., None], value)
+        y = layer(filled, mask=mask)
+        assert torch.isfinite(y).all()
+        grads.append(torch.autograd.grad(y.square().sum(), list(layer.parameters())))
+    for a, b in zip(*grads, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_layer_made_on_meta_has_its_constants_after_loading():
+    source = LinearAttention(32, 4, decay="head")
+    with torch.device("meta"):
+        layer = LinearAttention(32, 4, decay="head")
+    layer.to_empty(device="cpu").load_state_dict(source.state_dict())
+    assert torch.equal(layer.head_log_decay, source.head_log_decay)
 
 
 @kinds
@@ -184,7 +210,7 @@ BAD = {
     "decay": (lambda: LinearAttention(32, 4, decay="fast"), ["decay", "fast", "token"]),
     "channel": (
         lambda: LinearAttention(32, 4, decay="channel", normalize=True),
-        ["bias", "channel"],
+        ["normalize: got True", "channel"],
     ),
     "x": (lambda: LinearAttention(32, 4)(X[..., :31]), ["x", "[2, 6, 31]", "[B, N, 32]"]),
     "mask": (
@@ -202,6 +228,21 @@ BAD = {
     "both ways": (
         lambda: SoftmaxAttention(32, 4, causal=False)(X, return_cache=True),
         ["cache", "causal=False"],
+    ),
+    "map type": (lambda: LinearAttention(32, 4, feature_map=["relu"]), ["feature_map", "relu"]),
+    "projection": (lambda: LinearAttention(32, 4, projection_bias="no"), ["projection_bias", "no"]),
+    "hedgehog": (lambda: Hedgehog(0, 4), ["num_heads", "0", "an int >= 1"]),
+    "softmax cache of another batch": (
+        lambda: SoftmaxAttention(32, 4)(
+            X, cache=SoftmaxAttention(32, 4)(X[:1], return_cache=True)[1]
+        ),
+        ["cache.key", "[1, 6, 4, 8]", "[2, N, 4, 8]"],
+    ),
+    "softmax cache of another dtype": (
+        lambda: SoftmaxAttention(32, 4)(
+            X, cache=SoftmaxAttention(32, 4).double()(X.double(), return_cache=True)[1]
+        ),
+        ["cache.key", "float64", "float32"],
     ),
     "softmax heads": (
         lambda: SoftmaxAttention(32, 4, num_key_heads=3),

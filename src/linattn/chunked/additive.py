@@ -42,7 +42,7 @@ def forward(
         o, state = additive_noncausal.forward(
             q, k, v, mask, initial_state, cu_seqlens, scale, bias, normalize
         )
-        return o, state, state.new_empty(0, q.shape[0], *state.shape[1:])
+        return o, state, state.new_empty(0)
     kernel = Kernel(bias, normalize)
     layout = Layout(q, v, max(q.shape[2], k.shape[2], v.shape[2]), mask, cu_seqlens)
     H, Dk, Dv = layout.H, layout.Dk, layout.Dv

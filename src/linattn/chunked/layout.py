@@ -39,6 +39,11 @@ def count_saved_states(N: int, H: int, Dk: int, Dv: int) -> int:
     return N // (chunks_per_segment(H, Dk, Dv) * CHUNK)
 
 
+def saved_shape(B: int, N: int, H: int, Dk: int, Dv: int, one: int) -> tuple[int, ...]:
+    """Return the shape of the states that backward starts from, one a segment and batch row."""
+    return count_saved_states(N, H, Dk, Dv), B, H, Dk + one, Dv + one
+
+
 @dataclass(frozen=True)
 class Segment:
     """Some consecutive chunks of some batch rows.
@@ -261,12 +266,11 @@ def new_states(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return a copy of the initial states, and zeros for the states to save."""
     sequences = layout.B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    rows, columns = layout.Dk + int(affine), layout.Dv + int(affine)
+    one = int(affine)
     if initial_state is not None:  # also the final state of a sequence without tokens
         boundary = initial_state.clone(memory_format=torch.contiguous_format)
     else:
-        shape = (sequences, layout.H, rows, columns)
+        shape = (sequences, layout.H, layout.Dk + one, layout.Dv + one)
         boundary = torch.zeros(shape, dtype=layout.dtype, device=layout.device)
-    count = count_saved_states(layout.N, layout.H, layout.Dk, layout.Dv) if save else 0
-    saved = boundary.new_zeros(count, layout.B, layout.H, rows, columns)
-    return boundary, saved
+    shape = saved_shape(layout.B, layout.N, layout.H, layout.Dk, layout.Dv, one)
+    return boundary, boundary.new_zeros(shape if save else 0)

@@ -16,7 +16,7 @@ def forward(
     mask: Tensor | None, state: Tensor | None, out_state: Tensor | None,
     scale: float, bias: float, normalize: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return o [B, 1, H, Dv] and the state after the token, written to out_state if given."""
+    """Return o [B, 1, H, Dv] and the state after the token, out_state where that is the state."""
     B = q.shape[0]
     H, Dv = max(q.shape[2], k.shape[2], v.shape[2]), v.shape[3]
     dtype = state_dtype(q.dtype)
@@ -33,9 +33,8 @@ def forward(
         S = torch.zeros(B, H, k_.shape[2], v_.shape[2], dtype=dtype, device=q.device)
     else:
         S = state
-    if out_state is not None:  # no gradients are recorded: see check_out_state
-        S = out_state if out_state is state else out_state.copy_(S)
-    in_place = out_state is not None
+    # In place only in the state itself: other memory may overlap an input, and the caller copies.
+    in_place = out_state is not None and out_state is state
     if log_decay is not None:
         g = log_decay[None] if log_decay.dim() == 1 else log_decay[:, 0]  # [1 or B, H (, Dk)]
         g = g.to(dtype)

@@ -22,12 +22,13 @@ def bounds_of(cu_seqlens: Tensor | None, N: int) -> Tensor | None:
     return cu_seqlens.to("cpu", torch.int64).contiguous()
 
 
-def count_saved_states(N: int, H: int, Dk: int, Dv: int) -> int:
-    """Return how many states backward starts from, a row and head: one a segment, not the first.
+def saved_shape(B: int, N: int, H: int, Dk: int, Dv: int, one: int) -> tuple[int, ...]:
+    """Return the shape of the states that backward starts from: [N / segment, B, H, ...], flat.
 
-    A state before token t is in place t / segment - 1: packed or not, no two share one.
+    A state before token t is in place t / segment - 1: packed or not, no two share one. Two numbers
+    more, so that a symbolic N need not be asked whether there are any (torch.export).
     """
-    return N // segment(Dk)
+    return (N // segment(Dk) * B * H * (Dk + one) * (Dv + one) + 2,)
 
 
 def results(
@@ -39,9 +40,8 @@ def results(
     dtype = state_dtype(q.dtype)
     o = v.new_empty(B, N, H, Dv)
     state = q.new_empty((sequences, H, Dk + one, Dv + one), dtype=dtype)
-    places = count_saved_states(N, H, Dk, Dv) if save else 0
     # Zeros, since some places stay unused: the last one, and others where sequences are packed.
-    return o, state, q.new_zeros((places, B, *state.shape[1:]), dtype=dtype)
+    return o, state, q.new_zeros(saved_shape(B, N, H, Dk, Dv, one) if save else 0, dtype=dtype)
 
 
 def gradient_of(x: Tensor, H: int) -> Tensor:

@@ -263,13 +263,15 @@ bool is_negative(const View& x, int64_t i) {
   return bits == 0 || (bits >= 0x8000 && (bits & 0x7fff) <= infinity);
 }
 
-// Whether a state can be written while another is read, one row at a time.
-bool is_apart(const Tensor& state, const Optional& from) {
-  if (!from.has_value()) return true;
+// Whether the state, which is contiguous, shares no memory with x.
+bool is_apart(const Tensor& state, const Optional& x) {
+  if (!x.has_value() || x->numel() == 0) return true;
   const char *a = static_cast<const char*>(state.data_ptr()),
-             *b = static_cast<const char*>(from->data_ptr());
-  const size_t bytes = size_t(state.numel()) * state.element_size();
-  return a == b || a + bytes <= b || b + bytes <= a;
+             *b = static_cast<const char*>(x->data_ptr());
+  int64_t last = 0;  // element of x
+  for (int64_t i = 0; i < x->dim(); ++i) last += (x->size(i) - 1) * x->stride(i);
+  return a + size_t(state.numel()) * state.element_size() <= b ||
+         b + size_t(last + 1) * x->element_size() <= a;
 }
 
 // Whether `step` can do this call. What it cannot do, and what is wrong, is left to Python, which
@@ -315,7 +317,9 @@ bool fits(
     if (x.has_value() && (x->scalar_type() != state.scalar_type() || !x->is_contiguous()))
       return false;
   }
-  return is_apart(state, initial_state);
+  for (const Optional& x : {Optional(q), Optional(k), Optional(v), log_decay, beta, mask})
+    if (!is_apart(state, x)) return false;
+  return is_apart(state, initial_state) || state.data_ptr() == initial_state->data_ptr();
 }
 
 // Decode a few tokens: o [B, N, H, Dv], and the state after them in `state`, which may be the
@@ -325,6 +329,8 @@ Optional step(
     Optional initial_state, Tensor state, std::optional<double> scale, double bias,
     bool normalize) {
   if (q.dim() != 4 || k.dim() != 4 || v.dim() != 4) return Optional();
+  if ((mask.has_value() && mask->dim() != 2) || (beta.has_value() && beta->dim() != 3))
+    return Optional();
   if (log_decay.has_value() && (log_decay->dim() < 1 || log_decay->dim() == 2 || log_decay->dim() > 4))
     return Optional();
   Problem p = problem_of(q, k, v, log_decay, mask, initial_state, Optional(), 1, 0);

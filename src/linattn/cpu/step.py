@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
 from torch.nn import Parameter
 
 from linattn import cpu
@@ -12,7 +13,6 @@ from linattn._validation import state_dtype
 
 # Tokens up to which a pass over the state for each is faster than a chunk of 32: docs/cpu.md.
 MOST_TOKENS = 16
-_NUMBERS = (float, int, type(None))
 
 
 def decode(
@@ -36,14 +36,20 @@ def decode(
         return None
     recorded = torch.is_grad_enabled()
     for x in (q, k, v, log_decay, beta, mask, initial_state, out_state):
-        if x is not None and (type(x) not in (Tensor, Parameter) or (recorded and x.requires_grad)):
+        if x is None:
+            continue
+        if type(x) not in (Tensor, Parameter) or (recorded and x.requires_grad):
+            return None
+        if not x.is_cpu or x.layout is not torch.strided or x.is_neg():
             return None
     if not (q.dim() == k.dim() == v.dim() == 4):
         return None
     B, N, heads, Dk = q.shape
-    if not (N == 1 or (causal is True and 1 <= N <= MOST_TOKENS)):
+    if not 1 <= N <= MOST_TOKENS or type(causal) is not bool or type(normalize) is not bool:
         return None
-    if type(bias) not in _NUMBERS[:2] or type(normalize) is not bool or type(scale) not in _NUMBERS:
+    if not causal and (N > 1 or log_decay is not None or beta is not None):
+        return None
+    if type(bias) is not float or (scale is not None and type(scale) is not float):
         return None
     state = out_state
     if state is None:
@@ -54,10 +60,11 @@ def decode(
         else:
             H, one = max(heads, k.shape[2], v.shape[2]), int(bias != 0.0 or normalize)
             state = q.new_empty((B, H, Dk + one, v.shape[3] + one), dtype=dtype)
-    try:
-        o = torch.ops.linattn_cpu.step.default(
-            q, k, v, log_decay, beta, mask, initial_state, state, scale, bias, normalize
-        )
-    except NotImplementedError:  # not all of them are dense tensors on a CPU
+    o = torch.ops.linattn_cpu.step.default(
+        q, k, v, log_decay, beta, mask, initial_state, state, scale, bias, normalize
+    )
+    if o is None:
         return None
-    return None if o is None else (o, state)
+    if out_state is not None:  # so that autograd notices if it had kept the state
+        increment_version(out_state)
+    return o, state

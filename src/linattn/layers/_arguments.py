@@ -17,7 +17,7 @@ def require_positive_int(name: str, value: object) -> None:
 
 def require_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     """Raise ValueError unless value is one of choices."""
-    if value not in choices:
+    if not any(value is c or (type(value) is type(c) and value == c) for c in choices):
         reject(name, repr(value), f"one of {choices}")
 
 

@@ -101,13 +101,15 @@ class LinearAttention(nn.Module):
         require_choice("dropout_mode", dropout_mode, ("gaussian_output", "qk"))
         require_dropout(dropout)
         check.require_number("bias", bias)
-        for name, flag in (("causal", causal), ("normalize", normalize)):
+        flags = {"causal": causal, "normalize": normalize, "projection_bias": projection_bias}
+        for name, flag in flags.items():
             check.require_bool(name, flag)
         if decay is not None and not causal:
             check.reject("decay", f"{decay!r} with causal=False", "None: every token sees all")
         if decay == "channel" and (bias != 0.0 or normalize):
             expected = "bias=0.0 and normalize=False with decay='channel'"
-            check.reject("bias", f"{bias} (normalize={normalize})", expected)
+            name, got = ("bias", bias) if bias != 0.0 else ("normalize", normalize)
+            check.reject(name, got, expected)
         self.query_map, self.features = make_feature_map(feature_map, num_heads, self.key_dim)
         self.key_map, _ = make_feature_map(feature_map, self.num_key_heads, self.key_dim)
         if scale is None:
@@ -130,7 +132,8 @@ class LinearAttention(nn.Module):
         self.head_log_decay: Tensor | None
         constants = [math.log1p(-(2.0 ** (-5 - h))) for h in range(self.heads)]
         constant = torch.tensor(constants) if decay == "head" else None
-        self.register_buffer("head_log_decay", constant, persistent=False)
+        # Saved with the weights, so that a module made on "meta" and loaded has it too.
+        self.register_buffer("head_log_decay", constant)
 
     def forward(
         self,
@@ -155,6 +158,9 @@ class LinearAttention(nn.Module):
             y [B, N, dim], or (y, cache) with return_cache.
         """
         check_forward(x, self.dim, self.causal, cache, RecurrentCache, return_cache, cu_seqlens)
+        if mask is not None:  # what stands in padding reaches nothing, not even the weights
+            check.check_mask(mask, x)
+            x = x.masked_fill(~mask[:, :, None], 0)
         q = self.q_proj(x).unflatten(-1, (self.num_heads, self.key_dim))  # [B, N, Hq, Dk]
         k = self.k_proj(x).unflatten(-1, (self.num_key_heads, self.key_dim))  # [B, N, Hk, Dk]
         v = self.v_proj(x).unflatten(-1, (self.num_value_heads, self.value_dim))  # [B, N, Hv, Dv]

@@ -66,6 +66,7 @@ class SoftmaxAttention(nn.Module):
         require_choice("qk_norm", qk_norm, (None, "l2"))
         require_dropout(dropout)
         check.require_bool("causal", causal)
+        check.require_bool("projection_bias", projection_bias)
         self.scale = self.key_dim**-0.5 if scale is None else scale
         check.require_number("scale", self.scale)
         self.causal, self.qk_norm, self.dropout = causal, qk_norm, dropout
@@ -85,11 +86,12 @@ class SoftmaxAttention(nn.Module):
     ) -> Tensor | tuple[Tensor, KeyValueCache]:
         """Mix the tokens of x [B, N, dim]; arguments and result as `LinearAttention.forward`."""
         check_forward(x, self.dim, self.causal, cache, KeyValueCache, return_cache, cu_seqlens)
+        if mask is not None:  # what stands in padding reaches nothing, not even the weights
+            check.check_mask(mask, x)
+            x = x.masked_fill(~mask[:, :, None], 0)
         q = self.q_proj(x).unflatten(-1, (self.num_heads, self.key_dim))  # [B, N, H, Dk]
         k = self.k_proj(x).unflatten(-1, (self.num_key_heads, self.key_dim))  # [B, N, Hk, Dk]
         v = self.v_proj(x).unflatten(-1, (self.num_key_heads, self.value_dim))  # [B, N, Hk, Dv]
-        if mask is not None:
-            check.check_mask(mask, q)
         if self.qk_norm == "l2":
             q, k = normalised(q), normalised(k)
         if cu_seqlens is not None:
@@ -98,6 +100,7 @@ class SoftmaxAttention(nn.Module):
         there = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
         seen = KeyValueCache(k, v, there)
         if cache is not None:
+            _check_cache(cache, seen)
             seen = KeyValueCache(
                 *(torch.cat([old, new], dim=1) for old, new in zip(cache, seen, strict=True))
             )
@@ -155,3 +158,16 @@ class SoftmaxAttention(nn.Module):
             f"causal={self.causal}, scale={self.scale:.4g}, qk_norm={self.qk_norm!r}, "
             f"dropout={self.dropout}"
         )
+
+
+def _check_cache(cache: KeyValueCache, seen: KeyValueCache) -> None:
+    for name, old, new in zip(KeyValueCache._fields, cache, seen, strict=True):
+        check.require_tensor(f"cache.{name}", old)
+        if old.dtype != new.dtype:
+            check.reject(f"cache.{name}", old.dtype, str(new.dtype), kind=TypeError)
+        if old.device != new.device:
+            check.reject(f"cache.{name}", f"device {old.device}", f"device {new.device}, as x")
+        rest = old.shape[:1] + old.shape[2:]
+        if old.dim() != new.dim() or rest != new.shape[:1] + new.shape[2:]:
+            expected = f"{[new.shape[0], 'N', *new.shape[2:]]}: that of this layer and batch"
+            check.reject(f"cache.{name}", f"shape {list(old.shape)}", expected.replace("'", ""))
