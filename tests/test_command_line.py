@@ -81,8 +81,17 @@ def test_slope_and_crossover():
     assert "the first measured N = 100; 20.0x at N=1000" in bench.crossover(rows, 2, 4, "forward")
 
 
-def test_bad_flags_are_named():
+def test_bad_flags_are_named(tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes(b"\xff\xfe\x00")
     for flags, words in (
+        (["--threads", "-1"], ["threads", "-1", "0"]),
+        (["--memory-limit", "nan"], ["memory_limit_gib", "nan"]),
+        (["--time-limit", "inf"], ["time_limit_s", "inf"]),
+        (["--backend", "zzz"], ["backend", "zzz", "chunked"]),
+        (["--backend", "triton"], ["backend", "triton", "not part of"]),
+        (["--output", str(file)], ["output", "File"]),
+        (["--output", str(file / "x")], ["output", "Not a"]),
         (["--method", "flash"], ["methods", "flash", "quadratic"]),
         (["--shape", "8by64"], ["8by64", "HxD"]),
         (["--decay", "token", "--no-causal"], ["decay", "causal=False"]),
@@ -92,3 +101,7 @@ def test_bad_flags_are_named():
         assert result.exit_code == 2
         assert all(word in result.output for word in words), result.output
     assert runner.invoke(app, ["plot", "nowhere.csv"]).exit_code == 2
+    for path in (file, tmp_path):
+        result = runner.invoke(app, ["plot", str(path)])
+        assert result.exit_code == 2
+        assert "csv: got" in result.output

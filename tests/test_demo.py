@@ -165,7 +165,7 @@ def test_a_run_writes_whole_files_and_learns_more_than_bigrams(folder, tmp_path,
     names = {path.name for path in output.iterdir()}
     assert names == {"model.safetensors", "run.json", "loss.png"}  # nothing temporary is left
     found = json.loads((output / "run.json").read_text())
-    assert found["steps"] == len(found["losses"]) == 80
+    assert found["steps"] == len(found["losses"]) == 200
     assert found["seed"] == 0
     assert found["configuration"]["dim"] == 32
     assert found["bigram_bits"] == pytest.approx(0.5, abs=0.02)  # a: b or c

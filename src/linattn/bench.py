@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from linattn._backends import backends
 from linattn._bench_methods import METHODS, Problem
 from linattn._bench_worker import measure
 from linattn._validation import reject
@@ -68,8 +69,16 @@ class Config:
         if min(self.lengths) < 1 or self.batch < 1 or min(min(s) for s in self.shapes) < 1:
             reject("lengths, batch or shapes", "a size below 1", "sizes >= 1")
         for name in ("memory_limit_gib", "time_limit_s", "repeat_s"):
-            if getattr(self, name) <= 0:
+            if not 0 < getattr(self, name) < math.inf:  # NaN neither
                 reject(name, getattr(self, name), "a number > 0")
+        if self.threads < 0:
+            reject("threads", self.threads, "0, torch's own choice, or a number of threads")
+        if self.backend != "auto":
+            found = backends().get(self.backend)
+            if found is None:
+                reject("backend", repr(self.backend), f"one of {('auto', *backends())}")
+            if not found.available:
+                reject("backend", repr(self.backend), f"an available one: {found.reason}")
         if not self.causal and (self.decay != "none" or self.delta):
             reject("decay", "a decay or delta rule with causal=False", "causal=True")
         if self.device == "cuda" and not torch.cuda.is_available():

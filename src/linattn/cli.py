@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -124,11 +125,21 @@ def bench(
     raise typer.Exit(0 if finished else 130)
 
 
+def _make_folder(name: str, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+    except OSError as error:
+        raise typer.BadParameter(f"{name}: got {folder}; {error.strerror}") from None
+    if not writable:
+        raise typer.BadParameter(f"{name}: got {folder}; expected a folder to write to")
+
+
 def run_bench(config: Config, output: Path) -> bool:
     """Measure with progress and print all there is to see; False if it was interrupted."""
     from linattn import bench as b
 
-    output.mkdir(parents=True, exist_ok=True)
+    _make_folder("output", output)
     about = b.environment(config)
     busy = _other_load()
     if busy:
@@ -193,10 +204,10 @@ def plot(
         raise typer.BadParameter(f"csv: got {csv}; expected an existing file")
     try:
         rows = b.read_csv(csv)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    except ValueError as error:  # also of bytes that are no text
+        raise typer.BadParameter(f"csv: got {csv}; {error}") from None
     folder = csv.parent if output is None else output
-    folder.mkdir(parents=True, exist_ok=True)
+    _make_folder("output", folder)
     _show(rows, folder)
 
 

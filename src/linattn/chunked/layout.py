@@ -270,7 +270,7 @@ def new_states(
     if initial_state is not None:  # also the final state of a sequence without tokens
         boundary = initial_state.clone(memory_format=torch.contiguous_format)
     else:
-        shape = (sequences, layout.H, layout.Dk + one, layout.Dv + one)
-        boundary = torch.zeros(shape, dtype=layout.dtype, device=layout.device)
+        states = (sequences, layout.H, layout.Dk + one, layout.Dv + one)
+        boundary = torch.zeros(states, dtype=layout.dtype, device=layout.device)
     shape = saved_shape(layout.B, layout.N, layout.H, layout.Dk, layout.Dv, one)
     return boundary, boundary.new_zeros(shape if save else 0)
