@@ -28,8 +28,8 @@ struct Stretch {
 };
 
 // Heads that a thread walks side by side, a segment of tokens of each in turn: in [B, N, H, D] the
-// rows of one head lie a page apart, and alone each row costs a miss of the page tables (a third
-// of a forward pass). Their states wait in the second-level cache.
+// rows of one head lie a page apart, and heads side by side look each page up once for all of
+// them. Their states wait in the second-level cache.
 constexpr int kMostHeads = 8;
 template <class T>
 inline int heads_at_once(const Problem& p) {

@@ -7,8 +7,8 @@
 // they are packed sequences, each with an initial state. Backward scans the gradient of the state
 // from the end; the states at the cuts are among those that forward has saved.
 //
-// With P threads the pass over the sums costs (P - 1) / P of itself again, a third of a forward
-// pass and a fifth of a backward one at D = 64.
+// A pass over the sums is 2 D^2 FLOPs a token: at D = 64 a third of a forward pass, an eighth of a
+// backward one (docs/cpu.md), for (P - 1) / P of the tokens with P threads.
 #pragma once
 #include <stdlib.h>
 #include <string.h>
@@ -182,7 +182,6 @@ bool backward_in_parts(const Problem& p, int64_t parts, const Run& run) {
   two.bounds = c.of_parts;
   two.sequences = p.B * parts;
   two.cut = true;
-  // That of the whole sequence: only the first part reads it, and each sequence has one.
   two.grad_state = afters;
   two.dinitial_state = p.dinitial_state ? befores : nullptr;
   two.dlog_decay_of_head = p.dlog_decay_of_head ? of_heads : nullptr;
