@@ -48,10 +48,6 @@ def forward(
     backend: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Run a checked call of `linear_attention` on a fast backend; return o and the final state."""
-    if initial_state is not None and initial_state.dtype == torch.bfloat16:
-        initial_state = initial_state.float()
-    if out_state is not None and out_state.dtype == torch.bfloat16:
-        out_state = None  # computed in 32 bits, and rounded by the caller
     if q.shape[1] == 1 and cu_seqlens is None:  # one token is causal and not
         from linattn.chunked import step
 

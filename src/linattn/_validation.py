@@ -46,6 +46,14 @@ def require_number(name: str, value: object) -> None:
         reject(name, "a number out of range" if isinstance(value, int) else value, "a finite float")
 
 
+def require_positive_int(name: str, value: object) -> None:
+    """Raise unless value is an int >= 1."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        reject(name, f"{type(value).__name__} {value!r}", "an int", kind=TypeError)
+    if value < 1:
+        reject(name, value, "an int >= 1")
+
+
 def require_bool(name: str, value: object) -> None:
     """Raise TypeError unless `value` is True or False."""
     if not isinstance(value, bool):

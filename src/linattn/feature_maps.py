@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from linattn._validation import reject
+from linattn._validation import reject, require_positive_int
 
 
 def identity(x: Tensor) -> Tensor:
@@ -75,9 +75,8 @@ class Hedgehog(nn.Module):
 
     def __init__(self, num_heads: int, head_dim: int):
         super().__init__()
-        for name, value in (("num_heads", num_heads), ("head_dim", head_dim)):
-            if type(value) is not int or value < 1:
-                reject(name, repr(value), "an int >= 1")
+        require_positive_int("num_heads", num_heads)
+        require_positive_int("head_dim", head_dim)
         self.weight = nn.Parameter(torch.eye(head_dim).repeat(num_heads, 1, 1))  # [H, D, D]
 
     def forward(self, x: Tensor) -> Tensor:

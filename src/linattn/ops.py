@@ -170,12 +170,12 @@ def linear_attention(
     if out_state is not None:
         check.check_out_state(out_state, [q, k, v, log_decay, beta, initial_state])
 
+    if initial_state is not None and initial_state.dtype == torch.bfloat16:
+        initial_state = initial_state.float()  # a copy, so the step below is not in place
     chosen = choose(backend, q.device.type)
     if chosen == "reference":
         from linattn import reference
 
-        if initial_state is not None and initial_state.dtype == torch.bfloat16:
-            initial_state = initial_state.float()
         o, state = reference.forward(
             q, k, v, log_decay, beta, mask, initial_state, cu_seqlens,
             float(scale), float(bias), normalize, causal,

@@ -41,6 +41,20 @@ def test_parts_equal_the_whole(threads, kind, count, heads, N, mask):
         assert torch.equal(parts[name], again[name])  # bitwise, at a fixed number of threads
 
 
+@pytest.mark.parametrize("decay", [None, "token", "channel"])
+def test_two_threads_share_one_sequence(threads, decay):
+    """The sums are taken in parts: another order, so other last bits, in the forward and back."""
+    inputs = make_inputs(  # a decay so weak that the first part is felt in the second
+        Case(N=8192, B=1, heads=(1, 1, 1), dtype=torch.float32, decay=decay, strength=1e-3)
+    )
+    threads(1)
+    whole = run(inputs, "cpu")
+    threads(2)
+    parts = run(inputs, "cpu")
+    for name in ("o", "state", "dq", "dk", "dv"):
+        assert not torch.equal(parts[name], whole[name]), name
+
+
 @pytest.mark.parametrize("kind", ["plain", "token", "channel", "affine", "affine unnormalised"])
 def test_float32_parts_against_the_reference(threads, kind):
     threads(4)

@@ -101,10 +101,6 @@ struct Backward {
       decay.fill(gates);
     }
   }
-  void load_one(const Problem& p, const Span& s) {
-    for (int j = 0; j < kChunk; ++j)
-      one[j] = j < s.n && is_there(p, s.b, s.start + j) ? T(1) : T(0);
-  }
 
   // The transposed states before the chunks of a segment.
   void states_again(const Problem& p, const Stretch& x) {
@@ -134,7 +130,7 @@ struct Backward {
       into.columns = channels ? channel.total : nullptr;
       product<T, true>(states[c + 1], v, k, v.cols, k.cols, kChunk, Part::kAll, into, &ahead);
       if (!p.affine) continue;
-      load_one(p, s);
+      load_presence(one, p, s, kChunk);
       add_rows(sums[c + 1].k, sums[c].k, k, nullptr);
       add_rows(sums[c + 1].v, sums[c].v, v, decay.write);
       T count = sums[c].count * decay.total;
@@ -182,7 +178,7 @@ struct Backward {
     const Matrix<T>& read = decays ? q_read : q;
     const Matrix<T>& write = decays ? k_write : k;
     if (p.affine) {
-      load_one(p, s);
+      load_presence(one, p, s, kChunk);
       if (p.bias != 0) add_bias(p);
       if (p.normalize) divide(read, p, c);
     }

@@ -86,8 +86,7 @@ struct Forward {
       decay.fill(gates);
       scale_rows(k, k, decay.write);
     }
-    for (int j = 0; p.affine && j < kChunk; ++j)
-      one[j] = j < s.n && is_there(p, s.b, s.start + j) ? T(1) : T(0);
+    if (p.affine) load_presence(one, p, s, kChunk);
   }
 
   // The outputs of a chunk; k is left as it is written.
@@ -141,8 +140,7 @@ struct Forward {
 
   // weights += bias * what the constant coordinate of each key is worth to each query.
   void add_constant_weights(const Problem& p, const Span& s) {
-    for (int j = 0; j < kChunk; ++j)
-      one[j] = j < s.n && is_there(p, s.b, s.start + j) ? T(1) : T(0);
+    load_presence(one, p, s, kChunk);
     if (p.bias == 0) return;
     const T bias = T(p.bias);
     for (int i = 0; i < kChunk; ++i) {

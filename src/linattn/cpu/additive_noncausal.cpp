@@ -28,11 +28,6 @@ struct Noncausal {
     r = w.take<T>(kChunk);
   }
 
-  void load_one(const Problem& p, const Span& s) {
-    for (int j = 0; j < kChunk; ++j)
-      one[j] = j < s.n && is_there(p, s.b, s.start + j) ? T(1) : T(0);
-  }
-
   // x += A^T B, and the sums of rows of A and B that the affine kernel has beside.
   void add(State<T>& x, const Problem& p, const Matrix<T>& A, const Matrix<T>& B) const {
     Into<T> more;
@@ -56,7 +51,7 @@ struct Noncausal {
       load_rows(v, p, p.v, s, run.h, p.Dv, T(1));
       add(state, p, k, v);
       if (!p.affine) continue;
-      load_one(p, s);
+      load_presence(one, p, s, kChunk);
       add_rows(state.k, k, nullptr, T(1));
       add_rows(state.v, v, one, T(1));
       for (int i = 0; i < kChunk; ++i) state.count += one[i];
@@ -69,7 +64,7 @@ struct Noncausal {
     load_rows(q, p, p.q, s, run.h, p.Dk, T(p.scale));
     product(out, q, state.S, kChunk, p.Dv, p.Dk);
     if (!p.affine) return;
-    load_one(p, s);
+    load_presence(one, p, s, kChunk);
     for (int i = 0; i < kChunk; ++i) {
       r[i] = 1;
       if (p.normalize)

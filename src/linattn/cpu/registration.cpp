@@ -133,6 +133,12 @@ Problem problem_of(
   return p;
 }
 
+void set_kernel(Problem& p, double bias, bool normalize) {
+  p.bias = bias;
+  p.normalize = normalize;
+  p.affine = bias != 0 || normalize;
+}
+
 void check_memory(bool ok) {
   STD_TORCH_CHECK(ok, "linattn: not enough memory for the work space of the CPU kernels");
 }
@@ -172,9 +178,7 @@ void additive_forward(
     Optional bounds, double scale, double bias, bool normalize, bool causal, int64_t segment,
     Tensor o, Tensor state, Optional saved) {
   Problem p = problem_of(q, k, v, log_decay, mask, initial_state, bounds, scale, segment);
-  p.bias = bias;
-  p.normalize = normalize;
-  p.affine = bias != 0 || normalize;
+  set_kernel(p, bias, normalize);
   p.o = view_of(o);
   p.state = state.data_ptr();
   p.saved = data_of(saved);
@@ -196,9 +200,7 @@ void additive_backward(
     double bias, bool normalize, bool causal, int64_t segment, Tensor dq, Tensor dk, Tensor dv,
     Optional dlog_decay, Optional dinitial_state) {
   Problem p = problem_of(q, k, v, log_decay, mask, initial_state, bounds, scale, segment);
-  p.bias = bias;
-  p.normalize = normalize;
-  p.affine = bias != 0 || normalize;
+  set_kernel(p, bias, normalize);
   p.state = state.data_ptr();  // read, where every token sees all
   set_gradients(p, grad_o, grad_state, saved, dq, dk, dv, dlog_decay, dinitial_state);
   // The gradient of a division needs every output again: no part can start before the one after it.
@@ -334,9 +336,7 @@ Optional step(
   if (log_decay.has_value() && (log_decay->dim() < 1 || log_decay->dim() == 2 || log_decay->dim() > 4))
     return Optional();
   Problem p = problem_of(q, k, v, log_decay, mask, initial_state, Optional(), 1, 0);
-  p.bias = bias;
-  p.normalize = normalize;
-  p.affine = bias != 0 || normalize;
+  set_kernel(p, bias, normalize);
   p.scale = scale.has_value() ? *scale : 1 / sqrt(double(p.Dk));
   if (!isfinite(p.scale) || !isfinite(p.bias)) return Optional();
   if (!fits(p, q, k, v, log_decay, beta, mask, initial_state, state)) return Optional();

@@ -258,6 +258,11 @@ inline void load_numbers(
       load_row(out + r, address(x, s.b, s.start + r, h), x.dtype, 1, 1, T(1));
   }
 }
+// 1 for each token that is there, else 0.
+template <class T>
+inline void load_presence(T* out, const Problem& p, const Span& s, int rows) {
+  for (int r = 0; r < rows; ++r) out[r] = r < s.n && is_there(p, s.b, s.start + r) ? T(1) : T(0);
+}
 template <class T>
 inline void store_numbers(const View& x, const Problem& p, const T* in, const Span& s, int64_t h) {
   for (int r = 0; r < s.n; ++r) {

@@ -87,6 +87,34 @@ inline void pass_piece(const Cuts& c, T* S, const T* total, const T* sum) {
   }
 }
 
+// States at the cuts of the parts: `at_cuts` [B, parts, H, ...] from `given` [B, H, ...] (null: 0) at
+// the first part, or if `backwards` at the last, through the sums and totals of the pieces.
+template <class T>
+inline void scan_pieces(
+    const Problem& p, const Cuts& c, const void* given, const T* totals, const T* sums, T* at_cuts,
+    bool backwards) {
+  const size_t bytes = size_t(c.state()) * sizeof(T);
+  for (int64_t b = 0; b < p.B; ++b) {
+    for (int64_t h = 0; h < p.H; ++h) {
+      for (int64_t n = 0; n < c.parts; ++n) {
+        const int64_t part = backwards ? c.parts - 1 - n : n;
+        const auto state = [&](int64_t i) { return at_cuts + ((b * c.parts + i) * p.H + h) * c.state(); };
+        T* S = state(part);
+        if (n == 0) {
+          if (given) memcpy(S, static_cast<const T*>(given) + (b * p.H + h) * c.state(), bytes);
+          continue;
+        }
+        memcpy(S, state(backwards ? part + 1 : part - 1), bytes);
+        for (int64_t m = 0; m < c.parts; ++m) {  // pieces of the part between the two cuts
+          const int64_t i = backwards ? (part + 1) * c.parts - 1 - m : (part - 1) * c.parts + m;
+          const int64_t at = (b * c.pieces + i) * p.H + h;
+          pass_piece(c, S, totals + at * c.rows, sums + at * c.state());
+        }
+      }
+    }
+  }
+}
+
 // `run(kernel, problem)` does all tasks of a problem on torch's threads.
 template <class T, class Run>
 bool forward_in_parts(const Problem& p, int64_t parts, const Run& run) {
@@ -108,23 +136,7 @@ bool forward_in_parts(const Problem& p, int64_t parts, const Run& run) {
   one.o = View();
   run(one);
 
-  const size_t bytes = size_t(c.state()) * sizeof(T);
-  for (int64_t b = 0; b < p.B; ++b) {
-    for (int64_t h = 0; h < p.H; ++h) {
-      const auto start = [&](int64_t part) {
-        return starts + ((b * parts + part) * p.H + h) * c.state();
-      };
-      if (p.initial_state)
-        memcpy(start(0), static_cast<const T*>(p.initial_state) + (b * p.H + h) * c.state(), bytes);
-      for (int64_t part = 1; part < parts; ++part) {
-        memcpy(start(part), start(part - 1), bytes);
-        for (int64_t i = (part - 1) * parts; i < part * parts; ++i) {
-          const int64_t at = (b * c.pieces + i) * p.H + h;
-          pass_piece(c, start(part), totals + at * c.rows, sums + at * c.state());
-        }
-      }
-    }
-  }
+  scan_pieces(p, c, p.initial_state, totals, sums, starts, false);
 
   Problem two = p;
   two.bounds = c.of_parts;
@@ -133,6 +145,7 @@ bool forward_in_parts(const Problem& p, int64_t parts, const Run& run) {
   two.initial_state = starts;
   two.state = ends;
   run(two);
+  const size_t bytes = size_t(c.state()) * sizeof(T);
   for (int64_t b = 0; b < p.B; ++b)
     memcpy(static_cast<T*>(p.state) + b * p.H * c.state(),
            ends + ((b + 1) * parts - 1) * p.H * c.state(), size_t(p.H) * bytes);
@@ -160,23 +173,7 @@ bool backward_in_parts(const Problem& p, int64_t parts, const Run& run) {
   one.dlog_decay_of_head = nullptr;
   run(one);
 
-  const size_t bytes = size_t(c.state()) * sizeof(T);
-  for (int64_t b = 0; b < p.B; ++b) {
-    for (int64_t h = 0; h < p.H; ++h) {
-      const auto after = [&](int64_t part) {
-        return afters + ((b * parts + part) * p.H + h) * c.state();
-      };
-      memcpy(after(parts - 1), static_cast<const T*>(p.grad_state) + (b * p.H + h) * c.state(),
-             bytes);
-      for (int64_t part = parts - 2; part >= 0; --part) {
-        memcpy(after(part), after(part + 1), bytes);
-        for (int64_t i = (part + 1) * parts - 1; i >= part * parts; --i) {
-          const int64_t at = (b * c.pieces + i) * p.H + h;
-          pass_piece(c, after(part), totals + at * c.rows, sums + at * c.state());
-        }
-      }
-    }
-  }
+  scan_pieces(p, c, p.grad_state, totals, sums, afters, true);
 
   Problem two = p;
   two.bounds = c.of_parts;
@@ -186,6 +183,7 @@ bool backward_in_parts(const Problem& p, int64_t parts, const Run& run) {
   two.dinitial_state = p.dinitial_state ? befores : nullptr;
   two.dlog_decay_of_head = p.dlog_decay_of_head ? of_heads : nullptr;
   run(two);
+  const size_t bytes = size_t(c.state()) * sizeof(T);
   for (int64_t b = 0; b < p.B; ++b) {
     if (p.dinitial_state)
       memcpy(static_cast<T*>(p.dinitial_state) + b * p.H * c.state(),

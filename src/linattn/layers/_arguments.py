@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from linattn._validation import reject, require_bool, require_number, require_tensor
-
-
-def require_positive_int(name: str, value: object) -> None:
-    """Raise unless value is an int >= 1."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        reject(name, f"{type(value).__name__} {value!r}", "an int", kind=TypeError)
-    if value < 1:
-        reject(name, value, "an int >= 1")
+from linattn._validation import (
+    check_mask,
+    reject,
+    require_bool,
+    require_number,
+    require_positive_int,
+    require_tensor,
+)
 
 
 def require_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
@@ -64,3 +63,11 @@ def check_forward(
         reject("cache", "a cache with causal=False", "causal=True to decode")
     if cu_seqlens is not None and (cache is not None or return_cache):
         reject("cache", "a cache with cu_seqlens", "one sequence a row to decode")
+
+
+def blank_padding(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Return x [B, N, dim] with 0 where mask [B, N] is False: padding reaches not even weights."""
+    if mask is None:
+        return x
+    check_mask(mask, x)
+    return x.masked_fill(~mask[:, :, None], 0)

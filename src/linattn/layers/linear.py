@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from linattn import _validation as check
 from linattn.feature_maps import make_feature_map, normalised
 from linattn.layers._arguments import (
+    blank_padding,
     check_forward,
     per_head,
     require_choice,
     require_dropout,
     require_heads,
-    require_positive_int,
 )
 from linattn.layers.cache import RecurrentCache
 from linattn.noise import element_dropout, multiplicative_noise
@@ -82,8 +82,8 @@ class LinearAttention(nn.Module):
         backend: str = "auto",
     ):
         super().__init__()
-        require_positive_int("dim", dim)
-        require_positive_int("num_heads", num_heads)
+        check.require_positive_int("dim", dim)
+        check.require_positive_int("num_heads", num_heads)
         self.dim, self.num_heads = dim, num_heads
         self.num_key_heads = num_heads if num_key_heads is None else num_key_heads
         self.num_value_heads = self.num_key_heads if num_value_heads is None else num_value_heads
@@ -158,9 +158,7 @@ class LinearAttention(nn.Module):
             y [B, N, dim], or (y, cache) with return_cache.
         """
         check_forward(x, self.dim, self.causal, cache, RecurrentCache, return_cache, cu_seqlens)
-        if mask is not None:  # what stands in padding reaches nothing, not even the weights
-            check.check_mask(mask, x)
-            x = x.masked_fill(~mask[:, :, None], 0)
+        x = blank_padding(x, mask)
         q = self.q_proj(x).unflatten(-1, (self.num_heads, self.key_dim))  # [B, N, Hq, Dk]
         k = self.k_proj(x).unflatten(-1, (self.num_key_heads, self.key_dim))  # [B, N, Hk, Dk]
         v = self.v_proj(x).unflatten(-1, (self.num_value_heads, self.value_dim))  # [B, N, Hv, Dv]

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from linattn import _validation as check
 from linattn.feature_maps import normalised
 from linattn.layers._arguments import (
+    blank_padding,
     check_forward,
     per_head,
     require_choice,
     require_dropout,
-    require_positive_int,
 )
 from linattn.layers.cache import KeyValueCache
 
@@ -53,11 +53,11 @@ class SoftmaxAttention(nn.Module):
         projection_bias: bool = False,
     ):
         super().__init__()
-        require_positive_int("dim", dim)
-        require_positive_int("num_heads", num_heads)
+        check.require_positive_int("dim", dim)
+        check.require_positive_int("num_heads", num_heads)
         self.dim, self.num_heads = dim, num_heads
         self.num_key_heads = num_heads if num_key_heads is None else num_key_heads
-        require_positive_int("num_key_heads", self.num_key_heads)
+        check.require_positive_int("num_key_heads", self.num_key_heads)
         if num_heads % self.num_key_heads != 0:
             expected = f"a divisor of num_heads = {num_heads}"
             check.reject("num_key_heads", num_key_heads, expected)
@@ -86,9 +86,7 @@ class SoftmaxAttention(nn.Module):
     ) -> Tensor | tuple[Tensor, KeyValueCache]:
         """Mix the tokens of x [B, N, dim]; arguments and result as `LinearAttention.forward`."""
         check_forward(x, self.dim, self.causal, cache, KeyValueCache, return_cache, cu_seqlens)
-        if mask is not None:  # what stands in padding reaches nothing, not even the weights
-            check.check_mask(mask, x)
-            x = x.masked_fill(~mask[:, :, None], 0)
+        x = blank_padding(x, mask)
         q = self.q_proj(x).unflatten(-1, (self.num_heads, self.key_dim))  # [B, N, H, Dk]
         k = self.k_proj(x).unflatten(-1, (self.num_key_heads, self.key_dim))  # [B, N, Hk, Dk]
         v = self.v_proj(x).unflatten(-1, (self.num_key_heads, self.value_dim))  # [B, N, Hk, Dv]

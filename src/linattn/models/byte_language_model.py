@@ -13,9 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from linattn._validation import reject, require_number, require_tensor
+from linattn._validation import reject, require_number, require_positive_int, require_tensor
 from linattn.layers import LinearAttention, RecurrentCache
-from linattn.layers._arguments import require_positive_int
 
 VOCABULARY = 256
 
