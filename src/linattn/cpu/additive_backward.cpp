@@ -120,7 +120,7 @@ struct Backward {
       load_decay(p, run, s);
       const bool channels = p.decay == Decay::kChannel;
       if (channels)
-        channel.write(k);
+        channel.write(k, k);
       else if (p.decay != Decay::kNone)
         scale_rows(k, k, decay.write);
       states[c + 1].copy(states[c]);
@@ -159,10 +159,8 @@ struct Backward {
     load_decay(p, run, s);
     if (channels) {
       channel.scores(weights, q, k, false);
-      q_read.copy(q);
-      k_write.copy(k);
-      channel.read(q_read);
-      channel.write(k_write);
+      channel.read(q_read, q);
+      channel.write(k_write, k);
     } else {
       transpose(transposed, k, kChunk, k.cols);
       product(weights, q, transposed, kChunk, kChunk, p.Dk, Part::kLowerC);
@@ -198,7 +196,7 @@ struct Backward {
 
     double of_head = 0;
     if (channels) {
-      channel_gradient.pairs(channel, dq, dk, d_weights, q, k, false);
+      channel_gradient.template pairs<false>(channel, dq, dk, d_weights, q, k);
       channel_gradient.finish(channel, dq, dk, q_read, d_read, k_write, d_write, states[c],
                               z_transposed, nullptr, nullptr);
       store_rows(p.dlog_decay, p, channel_gradient.dg, s, run.h, p.Dk, T(1), false);
@@ -235,7 +233,7 @@ struct Backward {
     load_rows(G, p, p.grad_o, s, run.h, p.Dv, T(1));
     load_decay(p, run, s);
     if (p.decay == Decay::kChannel)
-      channel.read(q);
+      channel.read(q, q);
     else if (p.decay != Decay::kNone)
       scale_rows(q, q, decay.read);
     carry(p, q);

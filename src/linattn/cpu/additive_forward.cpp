@@ -80,7 +80,7 @@ struct Forward {
     load_rows(v, p, p.v, s, r.h, p.Dv, T(1));
     if (p.decay == Decay::kChannel) {
       channel.load(p, s, r.h);
-      channel.write(k);
+      channel.write(k, k);
     } else if (p.decay != Decay::kNone) {
       load_numbers(gates, p, p.log_decay, s, r.h, kChunk, T(0));
       decay.fill(gates);
@@ -114,8 +114,8 @@ struct Forward {
     if (p.affine) add_constant_weights(p, s);
     product(out, weights, v, n, p.Dv, kChunk, Part::kLowerA, Into<T>(), &ahead);
     if (channels) {
-      channel.read(q);
-      channel.write(k);
+      channel.read(q, q);
+      channel.write(k, k);
     } else if (decays) {
       scale_rows(q, q, decay.read);
       scale_rows(k, k, decay.write);

@@ -13,83 +13,80 @@ namespace linattn {
 namespace LINATTN_ISA {
 
 constexpr int kBlock = 16;
-constexpr double kLimit = 30.0;  // exp(30) leaves float32 26 decades
+template <class T>
+constexpr T kLeast = T(9.357622968840175e-14);  // exp(-30): its inverse leaves float32 26 decades
+template <class T>
+constexpr T kSmallest = T(sizeof(T) == 4 ? 1.17549435e-38 : 2.2250738585072014e-308);
 
 template <class T>
 struct ChannelDecay {
+  Matrix<T> alpha;                // [C, Dk] exp(g)
   Matrix<T> row, column, tail;    // [C, Dk]
-  Matrix<T> g;                    // [C, Dk]
-  Matrix<double> L;               // [C, Dk] from the start of the block
   T *first, *second, *total;      // [Dk] exp of all that blocks 0 and 1 decay, and both
   Matrix<T> x_row, y0, y1, y0_t, y1_t;
   bool slow[kChunk];
 
   void take(Workspace& w, int Dk) {
-    row = w.matrix<T>(kChunk, Dk);
-    column = w.matrix<T>(kChunk, Dk);
-    tail = w.matrix<T>(kChunk, Dk);
-    g = w.matrix<T>(kChunk, Dk);
-    L = w.matrix<double>(kChunk, Dk);
-    first = w.take<T>(Dk);
-    second = w.take<T>(Dk);
-    total = w.take<T>(Dk);
-    x_row = w.matrix<T>(kChunk, Dk);
-    y0 = w.matrix<T>(kChunk, Dk);
-    y1 = w.matrix<T>(kChunk, Dk);
+    for (Matrix<T>* x : {&alpha, &row, &column, &tail, &x_row, &y0, &y1})
+      *x = w.matrix<T>(kChunk, Dk);
+    for (T** x : {&first, &second, &total}) *x = w.take<T>(Dk);
     y0_t = w.matrix<T>(Dk, kChunk);
     y1_t = w.matrix<T>(Dk, kChunk);
   }
 
+  // One exp a gate: all factors are running products, whose error does not grow with the decay.
   void load(const Problem& p, const Span& s, int64_t h) {
-    load_rows(g, p, p.log_decay, s, h, p.Dk, T(1));
-    const int D = g.cols;
-    for (int b = 0; b < kChunk; b += kBlock) {
-      for (int d = 0; d < D; ++d) {
-        double sum = 0;
+    load_rows(alpha, p, p.log_decay, s, h, p.Dk, T(1));
+    const Vec<T> reset = broadcast(T(kReset)), nothing = {}, one = broadcast(T(1));
+    const Vec<T> normal = broadcast(kSmallest<T>), least = broadcast(kLeast<T>);
+    Vec<T> lowest = one;
+    for (int d = 0; d < alpha.cols; d += kLanes<T>) {
+      Vec<T> x = one;
+      for (int b = 0; b < kChunk; b += kBlock) {
+        x = one;
         for (int i = b; i < b + kBlock; ++i) {
-          const double x = double(*g.at(i, d));
-          sum += x < kReset ? kReset : x;
-          *L.at(i, d) = sum;
+          const Vec<T> g = at(alpha, i, d), a = exp_negative(g < reset ? reset : g);
+          x *= a;
+          x = x < normal ? nothing : x;  // what is no normal number is slow, and counts for nothing
+          store(alpha.at(i, d), a);
+          store(row.at(i, d), x);
+          store(column.at(i, d), one / (x < least ? least : x));
+        }
+        lowest = x < lowest ? x : lowest;
+        store((b == 0 ? first : second) + d, x);
+        Vec<T> y = one;
+        for (int i = b + kBlock - 1; i >= b; --i) {
+          store(tail.at(i, d), y);
+          y *= at(alpha, i, d);
+          y = y < normal ? nothing : y;
         }
       }
-      for (int i = b; i < b + kBlock; ++i) {
-        bool far = false;
-        for (int d = 0; d < D; ++d) {
-          const double x = *L.at(i, d), end = *L.at(b + kBlock - 1, d);
-          *row.at(i, d) = T(x);
-          *tail.at(i, d) = T(end - x);
-          far |= x < -kLimit;
-        }
-        slow[i] = far;
-      }
+      x *= linattn::LINATTN_ISA::load(first + d);
+      store(total + d, x < normal ? nothing : x);
     }
-    exp_negative(row.p, int(row.size()));
-    exp_negative(tail.p, int(tail.size()));
-    const T least = T(9.357622968840175e-14);  // exp(-30)
-    for (size_t i = 0; i < row.size(); i += kLanes<T>) {
-      const Vec<T> x = linattn::LINATTN_ISA::load(row.p + i);
-      store(column.p + i, T(1) / (x < least ? broadcast(least) : x));
-    }
-    for (int d = 0; d < D; ++d) {
-      first[d] = *row.at(kBlock - 1, d);
-      second[d] = *row.at(kChunk - 1, d);
-      total[d] = first[d] * second[d];
-    }
+    bool any = false;
+    for (int l = 0; l < kLanes<T>; ++l) any |= !(lowest[l] >= kLeast<T>);
+    for (int i = 0; i < kChunk; ++i) slow[i] = any && has_decayed_far(i);
+  }
+  bool has_decayed_far(int i) const {
+    bool far = false;
+    for (int d = 0; d < row.cols; ++d) far |= !(*row.at(i, d) >= kLeast<T>);
+    return far;
   }
 
-  // x as it reads the state before the chunk, and as it stands in the state after it; in place.
-  void read(const Matrix<T>& x) const {
-    for_vectors([&](int i, int d) {
-      Vec<T> y = at(x, i, d) * at(row, i, d);
+  // x as it reads the state before the chunk, and as it stands in the state after it.
+  void read(const Matrix<T>& out, const Matrix<T>& x) const {
+    for_vectors([&](int i, int d, size_t o) {
+      Vec<T> y = at(x, o) * at(row, o);
       if (i >= kBlock) y *= linattn::LINATTN_ISA::load(first + d);
-      store(x.at(i, d), y);
+      store(out.p + o, y);
     });
   }
-  void write(const Matrix<T>& x) const {
-    for_vectors([&](int i, int d) {
-      Vec<T> y = at(x, i, d) * at(tail, i, d);
+  void write(const Matrix<T>& out, const Matrix<T>& x) const {
+    for_vectors([&](int i, int d, size_t o) {
+      Vec<T> y = at(x, o) * at(tail, o);
       if (i < kBlock) y *= linattn::LINATTN_ISA::load(second + d);
-      store(x.at(i, d), y);
+      store(out.p + o, y);
     });
   }
 
@@ -104,32 +101,37 @@ struct ChannelDecay {
     lower(out, strict);
     for (int i = 0; i < kChunk; ++i) {
       if (!slow[i]) continue;
-      for (int j = i / kBlock * kBlock; j < i + (strict ? 0 : 1); ++j) {
-        Vec<T> s = {};
-        for (int d = 0; d < row.cols; d += kLanes<T>)
-          s += at(x, i, d) * at(y, j, d) * between(i, j, d);
-        *out.at(i, j) = sum<T>(s);
+      const int block = i / kBlock * kBlock;
+      Vec<T> sums[kBlock] = {};
+      for_pairs_of(i, [&](int j, int d, Vec<T> decay) {
+        sums[j - block] += at(x, i, d) * at(y, j, d) * decay;
+      });
+      for (int j = block; j < i + (strict ? 0 : 1); ++j) *out.at(i, j) = sum<T>(sums[j - block]);
+    }
+  }
+
+  // f(j, d, exp(L_i - L_j) of a vector of channels) for each j <= i of the block of i.
+  template <class F>
+  LINATTN_INLINE void for_pairs_of(int i, const F& f) const {
+    for (int d = 0; d < row.cols; d += kLanes<T>) {
+      Vec<T> decay = broadcast(T(1));
+      for (int j = i; j >= i / kBlock * kBlock; --j) {
+        f(j, d, decay);
+        decay *= at(alpha, j, d);
       }
     }
   }
 
-  // exp(L_i - L_j) of one block, for a vector of channels.
-  LINATTN_INLINE Vec<T> between(int i, int j, int d) const {
-    alignas(64) T x[kLanes<T>];
-    for (int a = 0; a < kLanes<T>; ++a) x[a] = T(*L.at(i, d + a) - *L.at(j, d + a));
-    return exp_negative(linattn::LINATTN_ISA::load(x));
-  }
-
   // x_row = x row; y0 = y column in block 0; y1 = y tail in block 0 and y column in block 1.
   void prepare(const Matrix<T>& x, const Matrix<T>& y) const {
-    for_vectors([&](int i, int d) {
-      store(x_row.at(i, d), at(x, i, d) * at(row, i, d));
-      const Vec<T> c = at(y, i, d) * at(column, i, d);
+    for_vectors([&](int i, int, size_t o) {
+      store(x_row.p + o, at(x, o) * at(row, o));
+      const Vec<T> c = at(y, o) * at(column, o);
       if (i < kBlock) {
-        store(y0.at(i, d), c);
-        store(y1.at(i, d), at(y, i, d) * at(tail, i, d));
+        store(y0.p + o, c);
+        store(y1.p + o, at(y, o) * at(tail, o));
       } else {
-        store(y1.at(i, d), c);
+        store(y1.p + o, c);
       }
     });
   }
@@ -142,10 +144,18 @@ struct ChannelDecay {
   static LINATTN_INLINE Vec<T> at(const Matrix<T>& x, int i, int d) {
     return linattn::LINATTN_ISA::load(x.at(i, d));
   }
+  static LINATTN_INLINE Vec<T> at(const Matrix<T>& x, size_t o) {
+    return linattn::LINATTN_ISA::load(x.p + o);
+  }
+  // f(row, column, where both lie in any matrix [C, Dk]).
   template <class F>
   LINATTN_INLINE void for_vectors(const F& f) const {
-    for (int i = 0; i < kChunk; ++i) {
-      for (int d = 0; d < row.cols; d += kLanes<T>) f(i, d);
+    for (int first = 0; first < row.cols; first += row.pitch) {
+      const int width = row.cols - first < row.pitch ? row.cols - first : row.pitch;
+      for (int i = 0; i < kChunk; ++i) {
+        const size_t o = row.at(i, first) - row.p;
+        for (int d = 0; d < width; d += kLanes<T>) f(i, first + d, o + d);
+      }
     }
   }
 };

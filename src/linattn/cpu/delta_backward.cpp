@@ -114,8 +114,9 @@ struct Backward {
 
     double of_head = 0;
     if (channels) {
-      channel_gradient.pairs(x.channel, dq, dk, d_scores, x.q, x.k, false);
-      channel_gradient.pairs(x.channel, dk, dk, d_system, x.k, x.k, true);
+      channel_gradient.template pairs<false>(x.channel, dq, dk, d_scores, x.q, x.k);
+      x.channel.prepare(x.k, x.k);
+      channel_gradient.template pairs<true>(x.channel, dk, dk, d_system, x.k, x.k);
       channel_gradient.finish(x.channel, dq, dk, x.q_read, d_read, x.k_write, d_write,
                               S_transposed, z_transposed, &x.k_read, &d_read_k);
       store_rows(p.dlog_decay, p, channel_gradient.dg, s, run.h, p.Dk, T(1), false);

@@ -93,14 +93,9 @@ struct DeltaChunk {
       channel.load(p, s, h);
       channel.scores(keys, k, k, true);
       if (queries) channel.scores(weights, q, k, false);
-      k_read.copy(k);
-      k_write.copy(k);
-      channel.read(k_read);
-      channel.write(k_write);
-      if (queries) {
-        q_read.copy(q);
-        channel.read(q_read);
-      }
+      channel.read(k_read, k);
+      channel.write(k_write, k);
+      if (queries) channel.read(q_read, q);
     } else {
       if (p.decay == Decay::kNone) {
         decay.fill_without_decay();
