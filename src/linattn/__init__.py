@@ -1,9 +1,17 @@
 """linattn: linear attention, gated linear attention and delta rules, exact and O(N D) in memory."""
 
 from linattn._backends import Backend, backends
+from linattn.convolution import causal_conv1d
 from linattn.noise import multiplicative_noise
 from linattn.ops import linear_attention
 
 __version__ = "0.1.0"
 
-__all__ = ["Backend", "__version__", "backends", "linear_attention", "multiplicative_noise"]
+__all__ = [
+    "Backend",
+    "__version__",
+    "backends",
+    "causal_conv1d",
+    "linear_attention",
+    "multiplicative_noise",
+]

@@ -60,17 +60,21 @@ def require_bool(name: str, value: object) -> None:
         reject(name, f"{type(value).__name__} {value!r}", "True or False", kind=TypeError)
 
 
-def _require_shape(name: str, tensor: Tensor, letters: str, expected: list[int]) -> None:
+def require_shape(name: str, tensor: Tensor, letters: str, expected: list[int]) -> None:
+    """Raise ValueError unless the shape is the expected one, `letters` in words."""
     if list(tensor.shape) != expected:
         reject(name, f"shape {list(tensor.shape)}", f"{letters} = {expected}")
 
 
-def _require_like(name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...], q: Tensor) -> None:
+def require_like(
+    name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...], q: Tensor, of: str = "q"
+) -> None:
+    """Raise unless the tensor has one of the dtypes and lies where q, the argument `of`, does."""
     if tensor.dtype not in dtypes:
         wanted = " or ".join(dict.fromkeys(str(d) for d in dtypes))
         reject(name, tensor.dtype, wanted, kind=TypeError)
     if tensor.device != q.device:
-        reject(name, f"device {tensor.device}", f"device {q.device}, as q")
+        reject(name, f"device {tensor.device}", f"device {q.device}, as {of}")
 
 
 def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> int:
@@ -106,12 +110,12 @@ def check_log_decay(log_decay: Tensor, q: Tensor, H: int) -> None:
     """Check the shape and dtype of log_decay; for [H] also that it is <= 0 (cheap there)."""
     require_tensor("log_decay", log_decay)
     B, N, _, Dk = q.shape
-    _require_like("log_decay", log_decay, (q.dtype, torch.float32), q)
+    require_like("log_decay", log_decay, (q.dtype, torch.float32), q)
     shapes = {1: ("[H]", [H]), 3: ("[B, N, H]", [B, N, H]), 4: ("[B, N, H, Dk]", [B, N, H, Dk])}
     if log_decay.dim() not in shapes:
         options = " or ".join(f"{letters} = {shape}" for letters, shape in shapes.values())
         reject("log_decay", f"shape {list(log_decay.shape)}", options)
-    _require_shape("log_decay", log_decay, *shapes[log_decay.dim()])
+    require_shape("log_decay", log_decay, *shapes[log_decay.dim()])
     # Only where it costs nothing: H numbers in host memory, outside a traced or mapped function.
     readable = (
         log_decay.device.type == "cpu"
@@ -144,18 +148,18 @@ def check_options(
 def check_beta(beta: Tensor, q: Tensor, H: int) -> None:
     """Check the shape and dtype of beta."""
     require_tensor("beta", beta)
-    _require_like("beta", beta, (q.dtype, torch.float32), q)
-    _require_shape("beta", beta, "[B, N, H]", [q.shape[0], q.shape[1], H])
+    require_like("beta", beta, (q.dtype, torch.float32), q)
+    require_shape("beta", beta, "[B, N, H]", [q.shape[0], q.shape[1], H])
 
 
-def check_mask(mask: Tensor, q: Tensor) -> None:
+def check_mask(mask: Tensor, q: Tensor, of: str = "q") -> None:
     """Check the shape and dtype of mask."""
     require_tensor("mask", mask)
-    _require_like("mask", mask, (torch.bool,), q)
-    _require_shape("mask", mask, "[B, N]", list(q.shape[:2]))
+    require_like("mask", mask, (torch.bool,), q, of)
+    require_shape("mask", mask, "[B, N]", list(q.shape[:2]))
 
 
-def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> None:
+def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor, of: str = "q") -> None:
     """Check the form of cu_seqlens; `sequence_bounds` checks its values where they are read."""
     require_tensor("cu_seqlens", cu_seqlens)
     if cu_seqlens.is_meta and not q.is_meta:
@@ -165,7 +169,7 @@ def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> None:
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
         reject("cu_seqlens", f"shape {list(cu_seqlens.shape)}", "[S + 1] with S >= 1 sequences")
     if q.shape[0] != 1:
-        reject("cu_seqlens", f"q with B = {q.shape[0]} rows", "one packed row, B = 1")
+        reject("cu_seqlens", f"{of} with B = {q.shape[0]} rows", "one packed row, B = 1")
     if not torch.compiler.is_compiling():
         sequence_bounds(cu_seqlens, q.shape[1])
 
@@ -189,10 +193,10 @@ def check_state(
     """Check the shape, dtype and device of a state tensor."""
     require_tensor(name, state)
     dtype = state_dtype(q.dtype)
-    _require_like(name, state, (dtype, torch.bfloat16) if dtype == torch.float32 else (dtype,), q)
+    require_like(name, state, (dtype, torch.bfloat16) if dtype == torch.float32 else (dtype,), q)
     one = int(affine)
     letters = ("[B, H, Dk + 1, Dv + 1]" if affine else "[B, H, Dk, Dv]") + " (packed: B = S)"
-    _require_shape(name, state, letters, [sequences, H, q.shape[3] + one, v.shape[3] + one])
+    require_shape(name, state, letters, [sequences, H, q.shape[3] + one, v.shape[3] + one])
 
 
 def check_out_state(out_state: Tensor, inputs: list[Tensor | None]) -> None:

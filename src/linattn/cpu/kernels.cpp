@@ -17,6 +17,8 @@ const Kernels LINATTN_CONCAT(kernels_, LINATTN_ISA) = {
     {LINATTN_ISA::noncausal_backward<float>, LINATTN_ISA::noncausal_backward<double>},
     {LINATTN_ISA::delta_forward<float>, LINATTN_ISA::delta_forward<double>},
     {LINATTN_ISA::delta_backward<float>, LINATTN_ISA::delta_backward<double>},
+    {LINATTN_ISA::convolution_forward<float>, LINATTN_ISA::convolution_forward<double>},
+    {LINATTN_ISA::convolution_backward<float>, LINATTN_ISA::convolution_backward<double>},
     {LINATTN_ISA::decode<float>, LINATTN_ISA::decode<double>},
 };
 

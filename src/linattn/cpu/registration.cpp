@@ -3,107 +3,17 @@
 // Outputs are made by the caller (src/linattn/cpu/*.py) and written here. Only the stable ABI of
 // torch is used, so that one library serves every torch from TORCH_TARGET_VERSION on.
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 
 #include <atomic>
 #include <initializer_list>
-#include <optional>
 
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/util/Exception.h>
-
-#include "isas.h"
-#include "problem.h"
+#include "instruction_sets.h"
 #include "sequence_split.h"
+#include "tensors.h"
 
 namespace linattn {
 
-#define LINATTN_DECLARE(isa) extern const Kernels kernels_##isa;
-LINATTN_FOR_EACH_ISA(LINATTN_DECLARE)
-
 namespace {
-
-using torch::stable::Tensor;
-using Optional = std::optional<Tensor>;
-using torch::headeronly::ScalarType;
-
-#if defined(__x86_64__)
-bool runs_generic() { return true; }
-bool runs_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-bool runs_avx512() {
-  return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-}
-#else
-bool runs_generic() { return true; }
-#endif
-
-// The widest set that this processor has and LINATTN_CPU_ISA, if set, allows. Listed narrowest
-// first; read once.
-const Kernels& kernels() {
-  static const Kernels& chosen = [&]() -> const Kernels& {
-    const char* cap = getenv("LINATTN_CPU_ISA");
-    const Kernels* best = nullptr;
-    bool capped = false;
-#define LINATTN_CONSIDER(isa)                                     \
-  if (!capped && runs_##isa()) best = &kernels_##isa;             \
-  if (cap && strcmp(cap, #isa) == 0) capped = true;
-    LINATTN_FOR_EACH_ISA(LINATTN_CONSIDER)
-    return *best;
-  }();
-  return chosen;
-}
-
-Dtype dtype_of(const Tensor& x) {
-  switch (x.scalar_type()) {
-    case ScalarType::Double:
-      return Dtype::kFloat64;
-    case ScalarType::BFloat16:
-      return Dtype::kBFloat16;
-    case ScalarType::Half:
-      return Dtype::kFloat16;
-    default:
-      return Dtype::kFloat32;
-  }
-}
-
-// [B, N, heads, D], or [B, N, heads] with channel 0, or [heads] for every token.
-View view_of(const Tensor& x) {
-  View v;
-  v.data = static_cast<char*>(x.data_ptr());
-  v.dtype = dtype_of(x);
-  if (x.dim() == 1) {
-    v.head = x.stride(0);
-    v.heads = x.size(0);
-    return v;
-  }
-  v.batch = x.stride(0);
-  v.token = x.stride(1);
-  if (x.dim() > 2) {
-    v.head = x.stride(2);
-    v.heads = x.size(2);
-  }
-  if (x.dim() > 3) v.channel = x.stride(3);
-  return v;
-}
-View view_of(const Optional& x) { return x.has_value() ? view_of(*x) : View(); }
-
-void* data_of(const Optional& x) { return x.has_value() ? x->data_ptr() : nullptr; }
-
-// Fresh outputs cost a page fault for every 4 KiB; where the system asks for it, for 2 MiB.
-void prefer_huge_pages(const Tensor& x) {
-#if defined(MADV_HUGEPAGE)
-  const size_t page = size_t(2) << 20, bytes = size_t(x.numel()) * x.element_size();
-  if (bytes < 2 * page) return;
-  const size_t begin = (reinterpret_cast<size_t>(x.data_ptr()) + page - 1) / page * page;
-  const size_t end = (reinterpret_cast<size_t>(x.data_ptr()) + bytes) / page * page;
-  if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#endif
-}
 
 Problem problem_of(
     const Tensor& q, const Tensor& k, const Tensor& v, const Optional& log_decay,
@@ -137,10 +47,6 @@ void set_kernel(Problem& p, double bias, bool normalize) {
   p.bias = bias;
   p.normalize = normalize;
   p.affine = bias != 0 || normalize;
-}
-
-void check_memory(bool ok) {
-  STD_TORCH_CHECK(ok, "linattn: not enough memory for the work space of the CPU kernels");
 }
 
 // A unit of work for each thread at least; `grain`: units that are worth a thread.
@@ -349,16 +255,6 @@ Optional step(
   const int64_t numbers = p.N * p.Dk * p.Dv, worth = int64_t(4) * 64 * 64;
   run(kernels().decode, p, p.B * p.H, numbers < worth ? worth / (numbers + 1) + 1 : 1);
   return o;
-}
-
-// 0 for the narrowest set; which of them runs, for `linattn info` and tests.
-int64_t instruction_set() {
-  int64_t i = 0, found = 0;
-#define LINATTN_COUNT(isa)                       \
-  if (&kernels() == &kernels_##isa) found = i; \
-  ++i;
-  LINATTN_FOR_EACH_ISA(LINATTN_COUNT)
-  return found;
 }
 
 }  // namespace

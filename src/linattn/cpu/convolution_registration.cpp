@@ -1,0 +1,123 @@
+// The short causal convolution as torch sees it; see registration.cpp. No numerics.
+#include <atomic>
+
+#include "convolution.h"
+#include "instruction_sets.h"
+#include "tensors.h"
+
+namespace linattn {
+
+namespace {
+
+constexpr int kTile = 256;       // channels: rings, weights and their sums stay in 32 KiB
+constexpr int64_t kTokens = 512;  // of a task; 7 of them are walked twice at most
+
+// [B, N, C] or [W - 1 rows, C] of each sequence; [C, W] as W rows of C; [C].
+View rows_of(const Optional& x) {
+  View v;
+  if (!x.has_value()) return v;
+  v.data = static_cast<char*>(x->data_ptr());
+  v.dtype = dtype_of(*x);
+  const int64_t dim = x->dim();
+  v.channel = x->stride(dim - 1);
+  if (dim > 1) v.token = x->stride(dim - 2);
+  if (dim > 2) v.batch = x->stride(0);
+  return v;
+}
+
+Convolution convolution_of(
+    const Tensor& x, const Tensor& weight, const Optional& bias, bool silu, const Optional& mask,
+    const Optional& initial_state, const Optional& bounds) {
+  Convolution p;
+  p.B = x.size(0);
+  p.N = x.size(1);
+  p.C = x.size(2);
+  p.taps = int(weight.size(1));
+  p.silu = silu;
+  p.x = rows_of(x);
+  p.weight = rows_of(weight);
+  const int64_t of_channel = p.weight.token;
+  p.weight.token = p.weight.channel;
+  p.weight.channel = of_channel;
+  p.bias = rows_of(bias);
+  p.mask = view_of(mask);
+  p.initial_state = rows_of(initial_state);
+  p.bounds = static_cast<const int64_t*>(data_of(bounds));
+  p.sequences = bounds.has_value() ? bounds->size(0) - 1 : p.B;
+  p.tile = p.C < kTile ? int(p.C) : kTile;
+  int64_t longest = bounds.has_value() ? 0 : p.N;
+  for (int64_t i = 0; bounds.has_value() && i < p.sequences; ++i) {
+    const int64_t n = p.bounds[i + 1] - p.bounds[i];
+    if (n > longest) longest = n;
+  }
+  // One long sequence among many short ones must not make an empty task for each of those.
+  const int64_t tokens = p.bounds ? p.N : p.N * p.B, most = 4 * (tokens / kTokens + p.sequences);
+  for (p.segment = kTokens;; p.segment *= 2) {
+    p.segments = longest > 0 ? (longest + p.segment - 1) / p.segment : 1;
+    if (p.sequences * p.segments <= most || p.segments == 1) return p;
+  }
+}
+
+void convolution_forward(
+    Tensor x, Tensor weight, Optional bias, bool silu, Optional mask, Optional initial_state,
+    Optional bounds, Tensor o, Optional state) {
+  Convolution p = convolution_of(x, weight, bias, silu, mask, initial_state, bounds);
+  p.o = rows_of(o);
+  p.state = rows_of(state);
+  if (p.C == 0) return;
+  prefer_huge_pages(o);
+  const ConvolutionKernel f = kernels().convolution_forward[p.x.dtype == Dtype::kFloat64 ? 1 : 0];
+  std::atomic<bool> failed{false};
+  // 64 Ki numbers take about 10 us, and waking another thread 1 us.
+  const int64_t numbers = (p.segment < p.N ? p.segment : p.N) * p.tile + 1;
+  const int64_t grain = numbers < (1 << 14) ? (1 << 14) / numbers + 1 : 1;
+  torch::stable::parallel_for(0, number_of_tasks(p), grain, [&](int64_t begin, int64_t end) {
+    if (!f(p, begin, end)) failed = true;
+  });
+  check_memory(!failed);
+}
+
+// dweight [threads, W + 1, C] is added to: a part of the tasks for each of its rows.
+void convolution_backward(
+    Tensor grad_o, Optional grad_state, Tensor x, Tensor weight, Optional bias, bool silu,
+    Optional mask, Optional initial_state, Optional bounds, Tensor dx, Tensor dweight,
+    Optional dinitial_state) {
+  Convolution p = convolution_of(x, weight, bias, silu, mask, initial_state, bounds);
+  p.grad_o = rows_of(grad_o);
+  p.grad_state = rows_of(grad_state);
+  p.dx = rows_of(dx);
+  p.dinitial_state = rows_of(dinitial_state);
+  if (p.C == 0) return;
+  prefer_huge_pages(dx);
+  const bool wide = p.x.dtype == Dtype::kFloat64;
+  const ConvolutionKernel f = kernels().convolution_backward[wide ? 1 : 0];
+  const int64_t parts = dweight.size(0), tasks = number_of_tasks(p);
+  std::atomic<bool> failed{false};
+  torch::stable::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      Convolution part = p;
+      part.dweight = static_cast<char*>(dweight.data_ptr()) +
+                     i * (p.taps + 1) * p.C * int64_t(wide ? sizeof(double) : sizeof(float));
+      if (!f(part, tasks * i / parts, tasks * (i + 1) / parts)) failed = true;
+    }
+  });
+  check_memory(!failed);
+}
+
+}  // namespace
+}  // namespace linattn
+
+#define LINATTN_CONVOLUTION                                                                   \
+  "Tensor x, Tensor weight, Tensor? bias, bool silu, Tensor? mask, Tensor? initial_state, " \
+  "Tensor? bounds, "
+
+STABLE_TORCH_LIBRARY_FRAGMENT(linattn_cpu, m) {
+  m.def("convolution_forward(" LINATTN_CONVOLUTION "Tensor(a!) o, Tensor(b!)? state) -> ()");
+  m.def("convolution_backward(Tensor grad_o, Tensor? grad_state, " LINATTN_CONVOLUTION
+        "Tensor(a!) dx, Tensor(b!) dweight, Tensor(c!)? dinitial_state) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(linattn_cpu, CPU, m) {
+  m.impl("convolution_forward", TORCH_BOX(&linattn::convolution_forward));
+  m.impl("convolution_backward", TORCH_BOX(&linattn::convolution_backward));
+}

@@ -1,0 +1,71 @@
+// Tensors of torch's stable ABI as the plain views of the kernels.
+#pragma once
+#include <sys/mman.h>
+
+#include <optional>
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include "problem.h"
+
+namespace linattn {
+
+using torch::stable::Tensor;
+using Optional = std::optional<Tensor>;
+using torch::headeronly::ScalarType;
+
+inline Dtype dtype_of(const Tensor& x) {
+  switch (x.scalar_type()) {
+    case ScalarType::Double:
+      return Dtype::kFloat64;
+    case ScalarType::BFloat16:
+      return Dtype::kBFloat16;
+    case ScalarType::Half:
+      return Dtype::kFloat16;
+    default:
+      return Dtype::kFloat32;
+  }
+}
+
+// [B, N, heads, D], or [B, N, heads] with channel 0, or [heads] for every token.
+inline View view_of(const Tensor& x) {
+  View v;
+  v.data = static_cast<char*>(x.data_ptr());
+  v.dtype = dtype_of(x);
+  if (x.dim() == 1) {
+    v.head = x.stride(0);
+    v.heads = x.size(0);
+    return v;
+  }
+  v.batch = x.stride(0);
+  v.token = x.stride(1);
+  if (x.dim() > 2) {
+    v.head = x.stride(2);
+    v.heads = x.size(2);
+  }
+  if (x.dim() > 3) v.channel = x.stride(3);
+  return v;
+}
+inline View view_of(const Optional& x) { return x.has_value() ? view_of(*x) : View(); }
+
+inline void* data_of(const Optional& x) { return x.has_value() ? x->data_ptr() : nullptr; }
+
+// Fresh outputs cost a page fault for every 4 KiB; where the system asks for it, for 2 MiB.
+inline void prefer_huge_pages(const Tensor& x) {
+#if defined(MADV_HUGEPAGE)
+  const size_t page = size_t(2) << 20, bytes = size_t(x.numel()) * x.element_size();
+  if (bytes < 2 * page) return;
+  const size_t begin = (reinterpret_cast<size_t>(x.data_ptr()) + page - 1) / page * page;
+  const size_t end = (reinterpret_cast<size_t>(x.data_ptr()) + bytes) / page * page;
+  if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+inline void check_memory(bool ok) {
+  STD_TORCH_CHECK(ok, "linattn: not enough memory for the work space of the CPU kernels");
+}
+
+}  // namespace linattn
