@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from linattn import linear_attention, multiplicative_noise
+from linattn import causal_conv1d, linear_attention, multiplicative_noise
 from operator_calls import fast, inputs_of, kinds, leaves_of
 
 
@@ -102,6 +102,44 @@ def test_only_the_gradients_asked_for(backend, kind):
         o.square().sum().backward()
         assert torch.equal(inputs.tensors[name].grad, everything.tensors[name].grad), name
         inputs.tensors[name] = x
+
+
+def noisy(x, q, backend):
+    return multiplicative_noise(x, 0.5)
+
+
+def convolved(x, q, backend):
+    return causal_conv1d(x[:, :, 0], torch.ones(4, 2), backend=backend)
+
+
+def attended(x, q, backend):
+    return linear_attention(x, q, q, backend=backend)
+
+
+@fast
+@pytest.mark.parametrize("function", [attended, convolved, noisy])
+def test_forward_mode_is_refused_at_every_level(backend, function):
+    """Case: the tangent of an outer jvp, and that of a jvp which is compiled, were 0."""
+    q, one = torch.rand(2, 1, 20, 1, 4), torch.ones(())
+
+    def call(x):
+        return function(x, q[0], backend)
+
+    def nested(x):
+        return torch.func.jvp(lambda y: call(x) * y, (one,), (one,))[1]
+
+    def other(y):  # nothing of what the operator gets has a tangent
+        return call(q[0]) * y
+
+    for f, x in ((call, q[0]), (nested, q[0]), (torch.vmap(call, randomness="same"), q)):
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            torch.func.jvp(f, (x,), (x,))
+    torch.func.jvp(other, (one,), (one,))
+    compiled = torch.compile(
+        lambda x, t: torch.func.jvp(call, (x,), (t,)), backend="eager", fullgraph=True
+    )
+    with pytest.raises(Exception, match="forward-mode"):
+        compiled(q[0], q[0])
 
 
 @fast

@@ -10,7 +10,7 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from linattn import bench
+from linattn import _bench_plot, bench
 from linattn.cli import app
 
 runner = CliRunner()
@@ -94,6 +94,7 @@ def test_bad_flags_are_named(tmp_path):
         (["--output", str(file / "x")], ["output", "Not a"]),
         (["--method", "flash"], ["methods", "flash", "quadratic"]),
         (["--shape", "8by64"], ["8by64", "HxD"]),
+        (["--shape", "²x4"], ["²x4", "HxD"]),
         (["--decay", "token", "--no-causal"], ["decay", "causal=False"]),
         (["--length", "0"], ["below 1"]),
     ):
@@ -105,3 +106,16 @@ def test_bad_flags_are_named(tmp_path):
         result = runner.invoke(app, ["plot", str(path)])
         assert result.exit_code == 2
         assert "csv: got" in result.output
+
+
+def test_plot_takes_a_file_that_was_cut_anywhere(tmp_path):
+    """Case: the last row was a forward without its forward+backward."""
+    rows = [
+        bench.Row(method, passed, 1, n, 2, 4, "float32", "ok", 1.0, 100)
+        for method in ("linattn", "softmax")
+        for n in (10, 100)
+        for passed in ("forward", "forward+backward")
+    ]
+    for count in range(1, len(rows) + 1):
+        assert len(_bench_plot.tables(rows[:count])) == 1
+        assert all(path.exists() for path in _bench_plot.pictures(rows[:count], tmp_path))

@@ -5,46 +5,10 @@ from itertools import pairwise
 import pytest
 import torch
 
+from convolution_calls import make, run
 from linattn import causal_conv1d
 from linattn.testing import TOLERANCE, nan_filled_empties, relative_error
 from operator_calls import any_backend, fast
-
-
-def make(N=40, B=2, C=5, W=4, bias=True, state=True, lengths=None, mask=False,
-         dtype=torch.float64, silu=True, weight_dtype=None, seed=0):  # fmt: skip
-    """Return the tensors and the options of a call."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape):
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    B, N = (1, sum(lengths)) if lengths is not None else (B, N)
-    S = B if lengths is None else len(lengths)
-    tensors = {"x": normal(B, N, C).to(dtype), "weight": normal(C, W).to(weight_dtype or dtype)}
-    if bias:
-        tensors["bias"] = normal(C).to(weight_dtype or dtype)
-    if state:
-        tensors["initial_state"] = normal(S, W - 1, C).to(dtype)
-    options = {"activation": "silu" if silu else None}
-    if mask:
-        options["mask"] = torch.rand(B, N, generator=generator) > 0.3
-    if lengths is not None:
-        options["cu_seqlens"] = torch.tensor([0, *lengths]).cumsum(0)
-    return tensors, options
-
-
-def run(tensors, options, backend):
-    """Return o, the state and all gradients, in float64."""
-    leaves = {n: x.detach().requires_grad_() for n, x in tensors.items()}
-    o, state = causal_conv1d(**leaves, **options, return_state=True, backend=backend)
-    generator = torch.Generator().manual_seed(1)
-    weights = [torch.randn(y.shape, generator=generator).bfloat16().double() for y in (o, state)]
-    loss = (o.double() * weights[0]).sum() + (state.double() * weights[1]).sum()
-    found = {"o": o.detach().double(), "state": state.detach().double()}
-    grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
-        found[f"d{name}"] = (torch.zeros_like(leaf) if grad is None else grad).double()
-    return found
 
 
 def check(backend, **options):
@@ -193,65 +157,6 @@ def test_gradcheck(backend):
         return causal_conv1d(**named, **options, return_state=True, backend=backend)
 
     torch.autograd.gradcheck(call, leaves)
-
-
-@fast
-@pytest.mark.parametrize("lengths", [None, (30, 0, 10)])
-def test_opcheck(backend, lengths):
-    tensors, options = make(lengths=lengths, dtype=torch.float32)
-    leaves = {n: x.requires_grad_() for n, x in tensors.items()}
-    operator = getattr(torch.ops.linattn, f"{backend}_convolution").default
-    arguments = (
-        leaves["x"], leaves["weight"], leaves["bias"], True, None, leaves["initial_state"],
-        options.get("cu_seqlens"),
-    )  # fmt: skip
-    torch.library.opcheck(operator, arguments)
-
-
-@fast
-def test_refusals_of_derivatives(backend):
-    tensors, options = make()
-    x = tensors.pop("x").requires_grad_()
-    o = causal_conv1d(x, **tensors, **options, backend=backend)
-    (dx,) = torch.autograd.grad(o.square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match='backend="reference"'):
-        torch.autograd.grad(dx.sum(), x)
-    with pytest.raises(NotImplementedError, match="causal_conv1d: forward-mode"):
-        torch.func.jvp(
-            lambda y: causal_conv1d(y, **tensors, **options, backend=backend),
-            (x.detach(),), (x.detach(),),
-        )  # fmt: skip
-
-
-@fast
-def test_what_autograd_keeps(backend):
-    """The inputs themselves, and nothing else."""
-    tensors, options = make(N=500, mask=True)
-    leaves = {n: x.requires_grad_() for n, x in tensors.items()}
-    own = {x.data_ptr() for x in (*leaves.values(), options["mask"])}
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
-        causal_conv1d(**leaves, **options, backend=backend)
-    assert {x.data_ptr() for x in kept} <= own
-
-
-@pytest.mark.slow
-def test_compile_export_and_autocast():
-    weight = torch.randn(5, 4, requires_grad=True)
-
-    class Layer(torch.nn.Module):
-        def forward(self, x):
-            return causal_conv1d(x, weight, activation="silu")
-
-    x = torch.randn(2, 30, 5)
-    compiled = torch.compile(Layer(), fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x), Layer()(x))
-    length = {1: torch.export.Dim("N", min=2, max=4096)}
-    exported = torch.export.export(Layer(), (x,), dynamic_shapes=(length,)).module()
-    longer = torch.randn(2, 333, 5)
-    torch.testing.assert_close(exported(longer), Layer()(longer))
-    with torch.autocast("cpu", torch.bfloat16):  # few operations: it stays in the dtype it has
-        assert causal_conv1d(x, weight).dtype == torch.float32
 
 
 @fast

@@ -95,3 +95,8 @@ def test_bad_input_is_named(call, fragments):
     with pytest.raises((ValueError, TypeError)) as error:
         call()
     assert all(fragment in str(error.value) for fragment in fragments), str(error.value)
+
+
+def test_a_dtype_without_arithmetic_is_named():
+    with pytest.raises(TypeError, match=r"o: got torch.float8_e4m3fn; expected float64"):
+        multiplicative_noise(torch.ones(4).to(torch.float8_e4m3fn), 0.1)

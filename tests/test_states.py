@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from linattn import linear_attention
-from linattn.testing import relative_error
+from linattn.testing import Case, make_inputs, relative_error
 from operator_calls import (
     CAUSAL,
     KINDS,
@@ -208,3 +208,53 @@ def test_a_second_optimiser_step_on_carried_states(backend, N):
         optimiser.step()
         state = state.detach()
     assert torch.isfinite(weight).all()
+
+
+@any_backend
+@pytest.mark.parametrize("name", ["k", "v"])
+@pytest.mark.parametrize("decay", [None, "token"])
+def test_a_key_or_value_inside_the_state(backend, name, decay):
+    """Case: the step wrote the state in place while k or v, a view of it, was still to be read."""
+    inputs = make_inputs(Case(N=1, heads=(4, 4, 4), Dk=8, Dv=8, state=True, decay=decay))
+    state = inputs.tensors["initial_state"].clone()
+    inside = {"k": state[:, None, :, :, 0], "v": state[:, None, :, 0]}[name]
+    separate = {**inputs.tensors, name: inside.clone()}
+    o, expected = linear_attention(**separate, return_state=True, backend="reference")
+    torch._dynamo.reset()
+    for run in (linear_attention, torch.compile(linear_attention, fullgraph=True, backend="eager")):
+        given = {**inputs.tensors, name: inside, "initial_state": state}
+        before = state.clone()
+        o2, found = run(**given, out_state=state, return_state=True, backend=backend)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(o2, o)
+        state.copy_(before)
+
+
+@pytest.mark.parametrize("strides", [(4, 4, 1, 1), (4, 4, 0, 1), (2, 4, 2, 1), (4, 2, 2, 1)])
+def test_out_state_that_overlaps_itself(strides):
+    x = torch.zeros(2, 1, 2, 2)
+    state = torch.zeros(40).as_strided((2, 2, 2, 2), strides)
+    with pytest.raises(ValueError, match="out_state: got strides"):
+        linear_attention(x, x, x, out_state=state)
+
+
+@any_backend
+@pytest.mark.parametrize("N", [1, 3, 40])
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
+def test_an_absent_token_has_output_0_whatever_the_state_holds(backend, N, bad):
+    x = torch.randn(1, N, 1, 2)
+    mask = torch.zeros(1, N, dtype=torch.bool)
+    state = torch.full((1, 1, 2, 2), bad)
+    o = linear_attention(x, x, x, mask=mask, initial_state=state, backend=backend)
+    assert (o == 0).all()
+
+
+@any_backend
+@pytest.mark.parametrize("N", [1, 2, 20, 40])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_sum_of_weights_whose_inverse_is_no_number(backend, N, causal):
+    """Case: 1 / 2e-40 is infinite in float32, and 6e-40 / 2e-40 is 3."""
+    q = torch.full((1, N, 1, 2), 1e-20)
+    v = torch.full((1, N, 1, 2), 3.0)
+    o = linear_attention(q, q / 10, v, normalize=True, scale=1.0, causal=causal, backend=backend)
+    torch.testing.assert_close(o, v, rtol=2e-3, atol=0)

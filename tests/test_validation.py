@@ -254,3 +254,11 @@ def test_what_is_not_bad_is_accepted(backend):
         assert o.shape == (*shape, H, DV)
         assert state.shape == (shape[0], H, DK, DV)
         assert not state.any()
+
+
+@any_backend
+def test_bounds_cannot_be_mapped(backend):
+    q = torch.zeros(1, 4, 1, 2)
+    bounds = torch.tensor([[0, 2, 4], [0, 1, 4]])
+    with pytest.raises(ValueError, match=r"cu_seqlens: got bounds mapped by torch.vmap"):
+        torch.vmap(lambda c: linear_attention(q, q, q, cu_seqlens=c, backend=backend))(bounds)

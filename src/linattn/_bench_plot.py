@@ -86,14 +86,15 @@ def _table(rows: list[Row], title: str) -> Table:
         if method_before not in (None, method):
             found.add_section()
         method_before = method
-        both = passes["forward+backward"]
+        # A file that was cut off may lack the second of a pair.
+        forward, both = (passes.get(passed) for passed in LINES)
         # The reason of a skipped case stands in the CSV and in the row above.
         times = [
-            _time(r.best_s) if r.status == "ok" else r.status.partition(":")[0]
-            for r in (passes["forward"], both)
+            "" if r is None else _time(r.best_s) if r.status == "ok" else r.status.partition(":")[0]
+            for r in (forward, both)
         ]
         cells = ["", "", ""]
-        if both.status == "ok":
+        if both is not None and both.status == "ok":
             fraction = both.matmul_fraction
             cells = [
                 f"{both.peak_bytes / 2**20:.0f} MiB",

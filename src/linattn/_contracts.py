@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from linattn._validation import refuse_tangents, state_dtype
+from linattn._tangents import refuse_tangents
+from linattn._validation import state_dtype
 from linattn._vmap import batching_rule
 
 _library = torch.library.Library("linattn", "DEF")
@@ -56,7 +57,7 @@ def forward(
                 q, k, v, log_decay, beta, mask, initial_state, out_state, scale, bias, normalize
             )
     given = (q, k, v, log_decay, beta, initial_state)
-    refuse_tangents("linear_attention", *given)
+    refuse_tangents("linear_attention", 'use backend="reference"', *given)
     save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
     if beta is not None:
         operator = getattr(torch.ops.linattn, f"{backend}_delta")

@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from linattn._validation import refuse_tangents
+from linattn._tangents import refuse_tangents
+from linattn._vmap import convolution_batching_rule
 
 _library = torch.library.Library("linattn", "FRAGMENT")
 
@@ -24,7 +25,7 @@ def forward(
     initial_state: Tensor | None, cu_seqlens: Tensor | None, backend: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Run a checked call on a fast backend; return o and the final state."""
-    refuse_tangents("causal_conv1d", x, weight, bias, initial_state)
+    refuse_tangents("causal_conv1d", 'use backend="reference"', x, weight, bias, initial_state)
     operator = getattr(torch.ops.linattn, f"{backend}_convolution")
     o, state = operator(x, weight, bias, silu, mask, initial_state, cu_seqlens)
     return o, state
@@ -95,6 +96,8 @@ def _register(backend: str) -> None:
     torch.library.register_autograd(
         f"linattn::{name}", differentiate, setup_context=_save, lib=_library
     )
+    rule = convolution_batching_rule(getattr(torch.ops.linattn, name))
+    torch.library.register_vmap(f"linattn::{name}", rule, lib=_library)
     torch.library.register_autograd(
         f"linattn::{name}_backward", _no_second_derivative, lib=_library
     )

@@ -8,7 +8,6 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -168,6 +167,8 @@ def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor, of: str = "q") -> None:
         reject("cu_seqlens", cu_seqlens.dtype, "torch.int32 or torch.int64", kind=TypeError)
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
         reject("cu_seqlens", f"shape {list(cu_seqlens.shape)}", "[S + 1] with S >= 1 sequences")
+    if torch._C._functorch.is_batchedtensor(cu_seqlens):
+        reject("cu_seqlens", "bounds mapped by torch.vmap", "the same bounds for every call")
     if q.shape[0] != 1:
         reject("cu_seqlens", f"{of} with B = {q.shape[0]} rows", "one packed row, B = 1")
     if not torch.compiler.is_compiling():
@@ -205,18 +206,11 @@ def check_out_state(out_state: Tensor, inputs: list[Tensor | None]) -> None:
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given):
         expected = "out_state=None while gradients are recorded, or torch.no_grad()"
         reject("out_state", "a tensor to overwrite and inputs that require grad", expected)
-    if any(n > 1 and s == 0 for n, s in zip(out_state.shape, out_state.stride(), strict=True)):
+    reached = 0  # from the first element, by the dimensions of smaller strides
+    overlap = False
+    for s, n in sorted(zip(out_state.stride(), out_state.shape, strict=True)):
+        overlap = overlap or (n > 1 and s <= reached)
+        reached += (n - 1) * s
+    if overlap and out_state.numel() > 0:
         strides = list(out_state.stride())
         reject("out_state", f"strides {strides}", "memory of its own for each element")
-
-
-def refuse_tangents(function: str, *tensors: Tensor | None) -> None:
-    """Raise where forward-mode differentiation would be dropped in silence."""
-    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
-        return
-    for x in tensors:
-        if x is not None and forward_ad.unpack_dual(x).tangent is not None:
-            raise NotImplementedError(
-                f"{function}: forward-mode derivatives are not implemented by this backend; "
-                'use backend="reference", or derivatives in reverse mode'
-            )

@@ -42,6 +42,40 @@ def batching_rule(operator: Any, names: list[str]) -> Callable[..., Any]:
     return rule
 
 
+def convolution_batching_rule(operator: Any) -> Callable[..., Any]:
+    """Return the rule of `causal_conv1d`: more batch rows, or one call each for other weights."""
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
+        size = info.batch_size
+        moved = [
+            x if dim is None or not isinstance(x, Tensor) else x.movedim(dim, 0)
+            for x, dim in zip(arguments, in_dims, strict=True)
+        ]
+        x, weight, bias, silu, mask, initial_state, cu_seqlens = moved
+        own_weights = in_dims[1] is not None or in_dims[2] is not None
+        if own_weights or cu_seqlens is not None:
+            calls = [
+                operator(
+                    *(x if dim is None else x[i] for x, dim in zip(moved, in_dims, strict=True))
+                )
+                for i in range(size)
+            ]
+            return tuple(torch.stack(found) for found in zip(*calls, strict=True)), (0, 0)
+
+        def rows(x: Tensor | None, dim: int | None) -> Tensor | None:
+            if x is None:
+                return None
+            return (x.expand(size, *x.shape) if dim is None else x).flatten(0, 1)
+
+        results = operator(
+            rows(x, in_dims[0]), weight, bias, silu, rows(mask, in_dims[4]),
+            rows(initial_state, in_dims[5]), None,
+        )  # fmt: skip
+        return tuple(found.unflatten(0, (size, -1)) for found in results), (0, 0)
+
+    return rule
+
+
 def _without_saved(results: list[Tensor]) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
     """Return o and the state with their mapped dimension, and an empty tensor that has none.
 

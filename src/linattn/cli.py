@@ -78,7 +78,7 @@ def check() -> None:
 
 def _shape(text: str) -> tuple[int, int]:
     H, _, D = text.lower().partition("x")
-    if not (H.isdigit() and D.isdigit()):
+    if not (H.isascii() and H.isdigit() and D.isascii() and D.isdigit()):
         raise typer.BadParameter(f"got {text!r}; expected HxD, as 8x64")
     return int(H), int(D)
 

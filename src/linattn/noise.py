@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linattn._tangents import refuse_tangents
 from linattn._validation import (
-    refuse_tangents,
+    FLOAT_DTYPES,
     reject,
     require_bool,
     require_number,
@@ -27,8 +28,8 @@ def multiplicative_noise(
     """Return o * (1 + p * s), s ~ N(0, 1) independent for each element.
 
     Args:
-        o: any shape, floating point; usually the output of `linear_attention`, [B, N, H, D],
-            before the heads are merged.
+        o: any shape, float64, float32, bfloat16 or float16; usually the output of
+            `linear_attention`, [B, N, H, D], before the heads are merged.
         p: standard deviation of the factor, >= 0, in the place of the dropout rate.
         training: False returns o itself, as does p == 0.
         generator: where the seed comes from; default torch's own, so `torch.manual_seed` makes
@@ -39,19 +40,19 @@ def multiplicative_noise(
         again from 8 bytes of seed; so are derivatives of any order.
 
     Raises:
-        TypeError: o is not a floating-point tensor, p not a number.
+        TypeError: o is no tensor of those dtypes, p not a number.
         ValueError: p < 0 or not finite.
     """
     require_tensor("o", o)
-    if not o.is_floating_point():
-        reject("o", o.dtype, "a floating-point dtype", kind=TypeError)
+    if o.dtype not in FLOAT_DTYPES:
+        reject("o", o.dtype, "float64, float32, bfloat16 or float16", kind=TypeError)
     _require_rate("p", p)
     require_bool("training", training)
     if not training or p == 0:
         return o
     if generator is not None and not isinstance(generator, torch.Generator):
         reject("generator", type(generator).__name__, "a torch.Generator or None", kind=TypeError)
-    refuse_tangents("multiplicative_noise", o)
+    refuse_tangents("multiplicative_noise", "use derivatives in reverse mode", o)
     device = "cpu" if generator is None else generator.device
     seed = torch.randint(2**63 - 1, (), generator=generator, device=device).cpu()
     result: Tensor = torch.ops.linattn.multiplicative_noise(o, float(p), seed)

@@ -207,6 +207,7 @@ BAD = {
     "map": (lambda: LinearAttention(32, 4, feature_map="gelu"), ["feature_map", "gelu", "taylor"]),
     "norm": (lambda: LinearAttention(32, 4, qk_norm="max"), ["qk_norm", "max", "l2"]),
     "dropout": (lambda: LinearAttention(32, 4, dropout=1.5), ["dropout", "1.5", "[0, 1)"]),
+    "backend": (lambda: LinearAttention(32, 4, backend="gpu"), ["backend", "gpu", "chunked"]),
     "decay": (lambda: LinearAttention(32, 4, decay="fast"), ["decay", "fast", "token"]),
     "channel": (
         lambda: LinearAttention(32, 4, decay="channel", normalize=True),
@@ -257,3 +258,17 @@ def test_bad_input_is_named(name):
     with pytest.raises((ValueError, TypeError)) as error:
         call()
     assert all(fragment in str(error.value) for fragment in fragments), str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["plain", "softmax"])
+def test_one_compiled_graph_for_all_packings(kind):
+    """Case: the twin asked for the values of cu_seqlens, which a graph does not know."""
+    torch.manual_seed(0)
+    layer = KINDS[kind]()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    x, mask = torch.randn(1, 20, 32), torch.rand(1, 20) > 0.3
+    for bounds in ([0, 7, 20], [0, 0, 20], [0, 19, 20]):
+        cu_seqlens = torch.tensor(bounds)
+        for there in (None, mask):
+            expected = layer(x, mask=there, cu_seqlens=cu_seqlens)
+            torch.testing.assert_close(compiled(x, mask=there, cu_seqlens=cu_seqlens), expected)

@@ -34,7 +34,8 @@ def forward(
     else:
         S = state
     # In place only in the state itself: other memory may overlap an input, and the caller copies.
-    in_place = out_state is not None and out_state is state
+    given = (q, k, v, log_decay, beta)
+    in_place = out_state is not None and out_state is state and not _may_overlap(state, given)
     if log_decay is not None:
         g = log_decay[None] if log_decay.dim() == 1 else log_decay[:, 0]  # [1 or B, H (, Dk)]
         g = g.to(dtype)
@@ -56,7 +57,18 @@ def forward(
         sums, o = o[..., Dv:], o[..., :Dv]
         if normalize:
             o = o / (sums if absent is None else sums.masked_fill(absent, 1))
+    if absent is not None:  # whatever the state holds
+        o = o.masked_fill(absent, 0)
     return o[:, None].to(q.dtype), S
+
+
+def _may_overlap(state: Tensor, inputs: tuple[Tensor | None, ...]) -> bool:
+    """Whether writing the state may change an input; a graph decides by itself what is in place."""
+    given = [state, *(x for x in inputs if x is not None)]
+    if torch.compiler.is_compiling() or any(map(torch._C._functorch.is_batchedtensor, given)):
+        return True
+    own = state.untyped_storage().data_ptr()
+    return any(x is not None and x.untyped_storage().data_ptr() == own for x in inputs)
 
 
 def _token(x: Tensor, H: int, dtype: torch.dtype, absent: Tensor | None) -> Tensor:

@@ -155,15 +155,15 @@ struct Forward {
     const T bias = T(p.bias);
     for (int i = 0; i < kChunk; ++i) {
       const T constant = bias * decay.read[i];
-      T factor = 1;
+      T divisor = 1;  // of which the inverse may be no number
       if (p.normalize) {
         Vec<T> row = {};
         for (int j = 0; j <= i; j += kLanes<T>) row += load(weights.at(i, j));
         norm[i] = sum<T>(row) + dot_row(q, i, state.k) + constant * state.count;
-        factor = T(1) / norm[i];
+        divisor = norm[i];
       }
       for (int j = 0; j < out.cols; j += kLanes<T>)
-        store(out.at(i, j), (load(out.at(i, j)) + load(state.v + j) * constant) * factor);
+        store(out.at(i, j), (load(out.at(i, j)) + load(state.v + j) * constant) / divisor);
     }
   }
 

@@ -66,11 +66,11 @@ struct Noncausal {
     if (!p.affine) return;
     load_presence(one, p, s, kChunk);
     for (int i = 0; i < kChunk; ++i) {
-      r[i] = 1;
-      if (p.normalize)
-        r[i] = one[i] != 0 ? T(1) / (dot_row(q, i, state.k) + bias * state.count) : T(0);
+      const bool divided = p.normalize && one[i] != 0;
+      const T weights = divided ? dot_row(q, i, state.k) + bias * state.count : T(1);
+      r[i] = one[i] != 0 ? T(1) / weights : T(0);
       for (int j = 0; j < out.cols; j += kLanes<T>)
-        store(out.at(i, j), (load(out.at(i, j)) + load(state.v + j) * bias) * r[i]);
+        store(out.at(i, j), (load(out.at(i, j)) + load(state.v + j) * bias) / weights);
     }
   }
 

@@ -158,8 +158,8 @@ struct Decoder {
         step(x, from, to);
         from = to;
         if (p.normalize) {
-          const T norm = T(1) / x.o[p.Dv];
-          for (int j = 0; j < p.Dv; ++j) x.o[j] *= norm;
+          const T norm = x.o[p.Dv];  // its inverse may be no number
+          for (int j = 0; j < p.Dv; ++j) x.o[j] /= norm;
         }
       } else {
         for (int j = 0; j < p.Dv; ++j) x.o[j] = 0;

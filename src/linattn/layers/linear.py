@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from linattn import _validation as check
+from linattn._backends import NAMES
 from linattn.feature_maps import make_feature_map, normalised
 from linattn.layers._arguments import (
     blank_padding,
@@ -101,6 +102,7 @@ class LinearAttention(nn.Module):
         require_choice("dropout_mode", dropout_mode, ("gaussian_output", "qk"))
         require_dropout(dropout)
         check.require_number("bias", bias)
+        require_choice("backend", backend, ("auto", *NAMES))
         flags = {"causal": causal, "normalize": normalize, "projection_bias": projection_bias}
         for name, flag in flags.items():
             check.require_bool(name, flag)

@@ -114,6 +114,10 @@ class SoftmaxAttention(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, cu_seqlens: Tensor
     ) -> Tensor:
         check.check_cu_seqlens(cu_seqlens, q)
+        if torch.compiler.is_compiling():  # one graph for all bounds: N x N comparisons
+            tokens = torch.arange(q.shape[1], device=q.device)
+            sequence = torch.searchsorted(cu_seqlens[1:].to(q.device), tokens, right=True)
+            return self._attend(q, k, v, mask, sequence[:, None] == sequence)
         bounds = check.sequence_bounds(cu_seqlens, q.shape[1])
         parts = [
             self._attend(q[:, i:j], k[:, i:j], v[:, i:j], None if mask is None else mask[:, i:j])
@@ -121,12 +125,21 @@ class SoftmaxAttention(nn.Module):
         ]
         return torch.cat(parts, dim=1)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, there: Tensor | None) -> Tensor:
-        """Return o [B, Nq, H, Dv]; the queries are the last Nq of the Nk keys' tokens."""
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, there: Tensor | None, same: Tensor | None = None
+    ) -> Tensor:
+        """Return o [B, Nq, H, Dv]; the queries are the last Nq of the Nk keys' tokens.
+
+        same [Nq, Nk]: whether two tokens are of one sequence.
+        """
         Nq, Nk = q.shape[1], k.shape[1]
         allowed: Tensor | None = None
+        if same is not None and there is None:
+            there = torch.ones(q.shape[:2], dtype=torch.bool, device=q.device)
         if there is not None:
             allowed = there[:, None, None, :].expand(-1, 1, Nq, Nk)  # [B, 1, Nq, Nk]
+            if same is not None:
+                allowed = allowed & same
             if self.causal:
                 ones = torch.ones(Nq, Nk, dtype=torch.bool, device=q.device)
                 allowed = allowed & ones.tril(Nk - Nq)

@@ -83,7 +83,9 @@ def forward(
                 o, S = additive.every_token_sees_all(q_, k_, v_, S, scale=scale)
             outputs.append(o)
             states.append(S)
-    return torch.cat(outputs, dim=1).to(dtype), torch.cat(states, dim=0)
+        o = torch.cat(outputs, dim=1)
+        o = torch.where(_trailing(present, o), o, 0)  # whatever the state holds
+    return o.to(dtype), torch.cat(states, dim=0)
 
 
 def _repeat_heads(x: Tensor, H: int) -> Tensor:

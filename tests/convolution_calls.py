@@ -1,0 +1,42 @@
+"""Calls of causal_conv1d and what comes of them."""
+
+import torch
+
+from linattn import causal_conv1d
+
+
+def make(N=40, B=2, C=5, W=4, bias=True, state=True, lengths=None, mask=False,
+         dtype=torch.float64, silu=True, weight_dtype=None, seed=0):  # fmt: skip
+    """Return the tensors and the options of a call."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    B, N = (1, sum(lengths)) if lengths is not None else (B, N)
+    S = B if lengths is None else len(lengths)
+    tensors = {"x": normal(B, N, C).to(dtype), "weight": normal(C, W).to(weight_dtype or dtype)}
+    if bias:
+        tensors["bias"] = normal(C).to(weight_dtype or dtype)
+    if state:
+        tensors["initial_state"] = normal(S, W - 1, C).to(dtype)
+    options = {"activation": "silu" if silu else None}
+    if mask:
+        options["mask"] = torch.rand(B, N, generator=generator) > 0.3
+    if lengths is not None:
+        options["cu_seqlens"] = torch.tensor([0, *lengths]).cumsum(0)
+    return tensors, options
+
+
+def run(tensors, options, backend):
+    """Return o, the state and all gradients, in float64."""
+    leaves = {n: x.detach().requires_grad_() for n, x in tensors.items()}
+    o, state = causal_conv1d(**leaves, **options, return_state=True, backend=backend)
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(y.shape, generator=generator).bfloat16().double() for y in (o, state)]
+    loss = (o.double() * weights[0]).sum() + (state.double() * weights[1]).sum()
+    found = {"o": o.detach().double(), "state": state.detach().double()}
+    grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
+        found[f"d{name}"] = (torch.zeros_like(leaf) if grad is None else grad).double()
+    return found
