@@ -27,12 +27,14 @@ test: install
 test-isas: install
 	for isa in generic avx2; do \
 	  LINATTN_CPU_ISA=$$isa OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -k cpu \
-	    tests/test_against_reference.py tests/test_properties.py tests/cpu || exit 1; \
+	    tests/test_against_reference.py tests/test_properties.py tests/test_convolution.py \
+	    tests/cpu || exit 1; \
 	done
 
 # The CPU kernels under the address and undefined-behaviour sanitizers, and under the thread
 # sanitizer in a program of their own. Leaks are not looked for: Python itself has some.
-SANITIZED := tests/cpu tests/test_segments.py tests/test_states.py tests/test_against_reference.py
+SANITIZED := tests/cpu tests/test_segments.py tests/test_states.py tests/test_against_reference.py \
+  tests/test_convolution.py
 sanitize: install
 	PATH=$(CURDIR)/$(BIN):$$PATH; set -e; \
 	for kind in address,undefined thread; do \
