@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import math
-import multiprocessing
 import os
 import platform
 import subprocess
@@ -23,7 +22,7 @@ import torch
 
 from linattn._backends import backends
 from linattn._bench_methods import METHODS, Problem
-from linattn._bench_worker import measure
+from linattn._bench_process import one_pass
 from linattn._validation import reject
 
 BOTH = "forward+backward"
@@ -148,35 +147,14 @@ def _one_case(problem: Problem, config: Config) -> tuple[dict[str, dict[str, Any
     """Return the results of each pass that finished, and "ok" or what went wrong."""
     found: dict[str, dict[str, Any]] = {}
     for passed in PASSES:
-        message = _one_pass(problem, passed, config)
+        message = one_pass(
+            problem, passed, config.threads or torch.get_num_threads(), config.memory_limit_gib,
+            config.time_limit_s, config.repeat_s, config.keep_memory,
+        )  # fmt: skip
         if "error" in message:
             return found, message["error"]
         found[passed] = message
     return found, "ok"
-
-
-def _one_pass(problem: Problem, passed: str, config: Config) -> dict[str, Any]:
-    """Return what a process of its own measures, or {"error": what went wrong}."""
-    context: Any = multiprocessing.get_context("forkserver" if os.name == "posix" else "spawn")
-    if os.name == "posix":
-        context.set_forkserver_preload(["torch", "linattn._bench_worker"])
-    receive, send = context.Pipe(duplex=False)
-    threads = config.threads or torch.get_num_threads()
-    limit = int(config.memory_limit_gib * 2**30)
-    options = (threads, limit, config.repeat_s, config.keep_memory, send)
-    worker = context.Process(target=measure, args=(problem, passed, *options), daemon=True)
-    worker.start()
-    send.close()
-    try:
-        if not receive.poll(config.time_limit_s):
-            return {"error": f"over {config.time_limit_s:g} s"}
-        message: dict[str, Any] = receive.recv()
-        return message
-    except EOFError:
-        return {"error": "killed"}  # without a word: the system's own memory limit, most likely
-    finally:
-        worker.kill()
-        worker.join()
 
 
 def matmul_rate(dtype: str, device: str, threads: int = 0) -> float:
