@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from linattn import cpu
 from linattn._validation import state_dtype
 
-# Tokens up to which a pass over the state for each is faster than a chunk of 32: docs/cpu.md.
+# Tokens up to which a pass over the state for each serves: a chunk of 32 costs about as much.
 MOST_TOKENS = 16
 
 
