@@ -8,12 +8,12 @@ own: asking for one is an error that says what to use.
 from __future__ import annotations
 
 import importlib
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from linattn._tangents import refuse_tangents
+from linattn._tangents import no_second_derivative, refuse_tangents
 from linattn._validation import state_dtype
 from linattn._vmap import batching_rule
 
@@ -125,13 +125,6 @@ def _fake(family: str, backend: str) -> tuple[Any, Any]:
 # --- autograd -------------------------------------------------------------------------------------
 
 
-def _no_second_derivative(ctx: Any, *grads: Any) -> NoReturn:
-    raise RuntimeError(
-        "linear_attention: second derivatives are not implemented by this backend; "
-        'use backend="reference", whose derivatives are exact to any order'
-    )
-
-
 def _register(backend: str, family: str) -> None:
     name, backward_name = f"{backend}_{family}", f"{backend}_{family}_backward"
     kernel, backward = _kernels(backend, family)
@@ -170,7 +163,7 @@ def _register(backend: str, family: str) -> None:
     rule = batching_rule(getattr(torch.ops.linattn, name), arguments)
     torch.library.register_vmap(f"linattn::{name}", rule, lib=_library)
     torch.library.register_autograd(
-        f"linattn::{backward_name}", _no_second_derivative, lib=_library
+        f"linattn::{backward_name}", no_second_derivative("linear_attention"), lib=_library
     )
 
 

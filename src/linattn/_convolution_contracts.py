@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from linattn._tangents import refuse_tangents
+from linattn._tangents import no_second_derivative, refuse_tangents
 from linattn._vmap import convolution_batching_rule
 
 _library = torch.library.Library("linattn", "FRAGMENT")
@@ -46,13 +46,6 @@ def _backward_fake(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     given = (x, weight, bias, initial_state)
     return tuple(x.new_empty(0) if y is None else y.new_empty(y.shape) for y in given)
-
-
-def _no_second_derivative(ctx: Any, *grads: Any) -> NoReturn:
-    raise RuntimeError(
-        "causal_conv1d: second derivatives are not implemented by this backend; "
-        'use backend="reference", whose derivatives are exact to any order'
-    )
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -99,7 +92,7 @@ def _register(backend: str) -> None:
     rule = convolution_batching_rule(getattr(torch.ops.linattn, name))
     torch.library.register_vmap(f"linattn::{name}", rule, lib=_library)
     torch.library.register_autograd(
-        f"linattn::{name}_backward", _no_second_derivative, lib=_library
+        f"linattn::{name}_backward", no_second_derivative("causal_conv1d"), lib=_library
     )
 
 

@@ -1,6 +1,9 @@
-"""Forward-mode derivatives: refused where an operator would drop them in silence."""
+"""Derivatives that a fast backend lacks, refused by name: forward mode, and second ones."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -24,6 +27,18 @@ def refuse_tangents(function: str, remedy: str, *tensors: Tensor | None) -> None
         raise NotImplementedError(
             f"{function}: forward-mode derivatives are not implemented here; {remedy}"
         )
+
+
+def no_second_derivative(function: str) -> Callable[..., NoReturn]:
+    """Return what stands for the derivative of a backward operator: an error that says so."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise RuntimeError(
+            f"{function}: second derivatives are not implemented by this backend; "
+            'use backend="reference", whose derivatives are exact to any order'
+        )
+
+    return refuse
 
 
 def _any_has_tangent(tensors: list[Tensor]) -> bool:
