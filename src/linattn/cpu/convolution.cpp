@@ -82,7 +82,7 @@ struct Walk {
     return address(x, b, t, 0) + first * x.channel * int64_t(bytes_of(x.dtype));
   }
   bool is_there(const Convolution& p, int64_t t) const {
-    return !p.mask.data || p.mask.data[b * p.mask.batch + t * p.mask.token] != 0;
+    return linattn::LINATTN_ISA::is_there(p.mask, b, t);
   }
   void clear(T* to, int from) const {
     for (int i = from; i < lanes; ++i) to[i] = 0;
@@ -92,8 +92,7 @@ struct Walk {
   LINATTN_INLINE Vec<T> before(int64_t t, int d) const {
     Vec<T> sum = vector(bias + d);
     for (int w = 0; w < taps; ++w)
-      sum += vector(weight + w * pitch_ + d) *
-             vector(ring(x, t - w) + d);
+      sum += vector(weight + w * pitch_ + d) * vector(ring(x, t - w) + d);
     return sum;
   }
 

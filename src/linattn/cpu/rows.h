@@ -148,8 +148,11 @@ LINATTN_INLINE char* address(const View& x, int64_t b, int64_t t, int64_t h) {
 }
 LINATTN_INLINE int64_t group(const View& x, int64_t h, int64_t H) { return h / (H / x.heads); }
 
+LINATTN_INLINE bool is_there(const View& mask, int64_t b, int64_t t) {
+  return !mask.data || mask.data[b * mask.batch + t * mask.token] != 0;
+}
 LINATTN_INLINE bool is_there(const Problem& p, int64_t b, int64_t t) {
-  return !p.mask.data || p.mask.data[b * p.mask.batch + t * p.mask.token] != 0;
+  return is_there(p.mask, b, t);
 }
 
 template <class T>
