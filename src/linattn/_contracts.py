@@ -137,7 +137,10 @@ def _register(backend: str, family: str) -> None:
     gradients = [g.split()[-1][1:] for g in _GRADIENTS[family].split(", ")]
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        _, state, saved = output
+        o, state, saved = output
+        # Zeros for the gradient of `saved`, which no one reads, would cost as much as a fill of it.
+        ctx.set_materialize_grads(False)
+        ctx.shapes = o.shape, state.shape
         ctx.options = [None if isinstance(x, Tensor) else x for x in inputs]
         # Of the outputs at most one state a segment; without causality the final state is read too.
         causal = inputs[arguments.index("causal")] if "causal" in arguments else True
@@ -145,8 +148,15 @@ def _register(backend: str, family: str) -> None:
         tensors = [x if isinstance(x, Tensor) else None for x in inputs]
         ctx.save_for_backward(*tensors, final, saved)
 
-    def differentiate(ctx: Any, grad_o: Tensor, grad_state: Tensor, _: Tensor) -> tuple[Any, ...]:
+    def differentiate(
+        ctx: Any, grad_o: Tensor | None, grad_state: Tensor | None, _: None
+    ) -> tuple[Any, ...]:
         *tensors, final, saved = ctx.saved_tensors
+        v, shapes = tensors[arguments.index("v")], ctx.shapes
+        if grad_o is None:
+            grad_o = v.new_zeros(shapes[0])
+        if grad_state is None:
+            grad_state = v.new_zeros(shapes[1], dtype=state_dtype(v.dtype))
         inputs = [o if t is None else t for t, o in zip(tensors, ctx.options, strict=True)]
         final = grad_state if final is None else final  # of that shape; not read
         operator = getattr(torch.ops.linattn, backward_name)

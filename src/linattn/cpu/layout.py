@@ -40,8 +40,11 @@ def results(
     dtype = state_dtype(q.dtype)
     o = v.new_empty(B, N, H, Dv)
     state = q.new_empty((sequences, H, Dk + one, Dv + one), dtype=dtype)
-    # Zeros, since some places stay unused: the last one, and others where sequences are packed.
-    return o, state, q.new_zeros(saved_shape(B, N, H, Dk, Dv, one) if save else 0, dtype=dtype)
+    saved = q.new_empty(saved_shape(B, N, H, Dk, Dv, one) if save else 0, dtype=dtype)
+    # Some places stay unused: the last one, and others where sequences are packed.
+    whole = (N - 1) // segment(Dk) if N > 0 and cu_seqlens is None else 0
+    saved[whole * B * H * (Dk + one) * (Dv + one) :].zero_()
+    return o, state, saved
 
 
 def gradient_of(x: Tensor, H: int) -> Tensor:

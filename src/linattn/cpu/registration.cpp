@@ -89,6 +89,7 @@ void additive_forward(
   p.state = state.data_ptr();
   p.saved = data_of(saved);
   prefer_huge_pages(o);
+  if (saved.has_value()) prefer_huge_pages(*saved);
   const int64_t parts = causal ? parts_of(p, torch::stable::get_num_threads()) : 1;
   if (parts > 1) {
     const auto each = [](const Problem& x) { run(kernels().additive_forward, x); };
@@ -132,6 +133,7 @@ void delta_forward(
   p.state = state.data_ptr();
   p.saved = data_of(saved);
   prefer_huge_pages(o);
+  if (saved.has_value()) prefer_huge_pages(*saved);
   run(kernels().delta_forward, p);
 }
 
