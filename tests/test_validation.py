@@ -94,6 +94,17 @@ BAD = {
                     ["mask: got device meta", "cpu"]),
     "state device": (arguments(initial_state=t(B, H, DK, DV, device="meta")), ValueError,
                      ["initial_state: got device meta", "cpu"]),
+    # layouts
+    "q sparse": (arguments(q=t(B, N, H, DK).to_sparse()), ValueError,
+                 ["q: got torch.sparse_coo", "dense"]),
+    "v mkldnn": (arguments(v=t(B, N, H, DV).to_mkldnn()), ValueError,
+                 ["v: got torch._mkldnn", "dense"]),
+    "beta sparse": (arguments(beta=t(B, N, H).to_sparse()), ValueError,
+                    ["beta: got torch.sparse_coo", "dense"]),
+    "mask sparse": (arguments(mask=(t(B, N) > 0).to_sparse()), ValueError,
+                    ["mask: got torch.sparse_coo", "dense"]),
+    "state sparse": (arguments(initial_state=t(B, H, DK, DV).to_sparse()), ValueError,
+                     ["initial_state: got torch.sparse_coo", "dense"]),
     # heads
     "q heads": (arguments(q=t(B, N, 3, DK)), ValueError, ["q: got 3 heads", "divides H = 4"]),
     "k heads": (arguments(k=t(B, N, 3, DK)), ValueError, ["k: got 3 heads", "divides H = 4"]),

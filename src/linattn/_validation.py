@@ -74,12 +74,20 @@ def require_like(
         reject(name, tensor.dtype, wanted, kind=TypeError)
     if tensor.device != q.device:
         reject(name, f"device {tensor.device}", f"device {q.device}, as {of}")
+    require_strided(name, tensor)
+
+
+def require_strided(name: str, tensor: Tensor) -> None:
+    """Raise ValueError for a sparse tensor, or one of another layout that has no strides."""
+    if tensor.layout is not torch.strided:
+        reject(name, tensor.layout, "a dense tensor (torch.strided)")
 
 
 def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> int:
     """Check q, k and v and return H, the number of heads (the largest of theirs)."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         require_tensor(name, x)
+        require_strided(name, x)
         if x.dim() != 4:
             reject(name, f"shape {list(x.shape)}", "4 dimensions [B, N, H, D]")
         if x.shape[2] < 1 or x.shape[3] < 1:

@@ -10,6 +10,7 @@ from torch import Tensor
 from linattn import _convolution_contracts
 from linattn import _validation as check
 from linattn._backends import choose
+from linattn.cpu.convolution import decode
 
 MOST_TAPS = 8  # kMostTaps of cpu/convolution.h
 
@@ -97,6 +98,12 @@ def causal_conv1d(
         >>> causal_conv1d(torch.randn(2, 100, 64), torch.randn(64, 4), activation="silu").shape
         torch.Size([2, 100, 64])
     """
+    check.require_tensor("x", x)
+    check.require_tensor("weight", weight)
+    if cu_seqlens is None and backend in ("auto", "cpu") and type(return_state) is bool:
+        decoded = decode(x, weight, bias, activation, mask, initial_state, out_state)
+        if decoded is not None:
+            return decoded if return_state else decoded[0]
     _check(x, weight, bias, activation, mask, cu_seqlens)
     check.require_bool("return_state", return_state)
     rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -128,14 +135,13 @@ def _check(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, mask: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> None:  # fmt: skip
-    check.require_tensor("x", x)
+    check.require_strided("x", x)
     if x.dim() != 3 or x.shape[2] < 1:
         check.reject("x", f"shape {list(x.shape)}", "3 dimensions [B, N, C], C >= 1")
     if x.dtype not in check.FLOAT_DTYPES:
         wanted = "torch.float64, torch.float32, torch.bfloat16 or torch.float16"
         check.reject("x", x.dtype, wanted, kind=TypeError)
     C = x.shape[2]
-    check.require_tensor("weight", weight)
     if weight.dim() != 2 or weight.shape[0] != C or not 1 <= weight.shape[1] <= MOST_TAPS:
         expected = f"[C, W] with C = {C} and 1 <= W <= {MOST_TAPS}"
         if weight.dim() == 3:

@@ -2,11 +2,53 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from linattn._validation import state_dtype
 from linattn.cpu import layout
+from linattn.cpu.eager import MOST_TOKENS, is_plain
+
+
+@functools.cache
+def _step() -> Callable[..., Tensor | None]:
+    return torch.ops.linattn_cpu.convolution_step.default
+
+
+def decode(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, mask: Tensor | None,
+    initial_state: Tensor | None, out_state: Tensor | None,
+) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+    """Return o and the state of a few tokens without gradients; None: not a call for this.
+
+    Nothing has been checked before: what the library finds wrong is None as well, and left to the
+    checks that have words for it. They take several times as long as the kernel.
+    """
+    if not is_plain(x, weight, bias, mask, initial_state, out_state):
+        return None
+    if x.dim() != 3 or weight.dim() != 2 or activation not in (None, "silu"):
+        return None
+    B, N, C = x.shape
+    taps = weight.shape[1]
+    if not 1 <= N <= MOST_TOKENS or taps < 1:
+        return None
+    state = x.new_empty(B, taps - 1, C) if out_state is None else out_state
+    if state.is_neg():  # torch's fallback for it cannot write in place
+        return None
+    silu = activation == "silu"
+    try:
+        o = _step()(x, weight, bias, silu, mask, initial_state, state)
+    except NotImplementedError:  # a tensor of another device or layout
+        return None
+    if o is None:
+        return None
+    if out_state is not None:  # so that autograd notices if it had kept the state
+        increment_version(out_state)
+    return o, state
 
 
 def forward(

@@ -4,6 +4,7 @@
 #include "convolution.h"
 #include "instruction_sets.h"
 #include "tensors.h"
+#include "threads.h"
 
 namespace linattn {
 
@@ -58,6 +59,18 @@ Convolution convolution_of(
   }
 }
 
+void forward(const Convolution& p) {
+  const ConvolutionKernel f = kernels().convolution_forward[p.x.dtype == Dtype::kFloat64 ? 1 : 0];
+  std::atomic<bool> failed{false};
+  // 64 Ki numbers take about 10 us, and waking another thread 1 us.
+  const int64_t numbers = (p.segment < p.N ? p.segment : p.N) * p.tile + 1;
+  const int64_t grain = numbers < (1 << 14) ? (1 << 14) / numbers + 1 : 1;
+  parallel_for(number_of_tasks(p), grain, [&](int64_t begin, int64_t end) {
+    if (!f(p, begin, end)) failed = true;
+  });
+  check_memory(!failed);
+}
+
 void convolution_forward(
     Tensor x, Tensor weight, Optional bias, bool silu, Optional mask, Optional initial_state,
     Optional bounds, Tensor o, Optional state) {
@@ -66,15 +79,43 @@ void convolution_forward(
   p.state = rows_of(state);
   if (p.C == 0) return;
   prefer_huge_pages(o);
-  const ConvolutionKernel f = kernels().convolution_forward[p.x.dtype == Dtype::kFloat64 ? 1 : 0];
-  std::atomic<bool> failed{false};
-  // 64 Ki numbers take about 10 us, and waking another thread 1 us.
-  const int64_t numbers = (p.segment < p.N ? p.segment : p.N) * p.tile + 1;
-  const int64_t grain = numbers < (1 << 14) ? (1 << 14) / numbers + 1 : 1;
-  torch::stable::parallel_for(0, number_of_tasks(p), grain, [&](int64_t begin, int64_t end) {
-    if (!f(p, begin, end)) failed = true;
-  });
-  check_memory(!failed);
+  forward(p);
+}
+
+// A few tokens without gradients: o, and the state after them in `state`, which may be the initial
+// one. None where the call is not one for it or is wrong: Python has the words (convolution.py).
+Optional convolution_step(
+    Tensor x, Tensor weight, Optional bias, bool silu, Optional mask, Optional initial_state,
+    Tensor state) {
+  if (x.dim() != 3 || weight.dim() != 2) return Optional();
+  const int64_t B = x.size(0), N = x.size(1), C = x.size(2), taps = weight.size(1);
+  const ScalarType dtype = x.scalar_type();
+  const bool wide = dtype == ScalarType::Double;
+  if (!wide && dtype != ScalarType::Float && dtype != ScalarType::BFloat16 &&
+      dtype != ScalarType::Half)
+    return Optional();
+  if (C < 1 || taps < 1 || taps > kMostTaps || !is_shape(weight, {C, taps})) return Optional();
+  for (const Optional& y : {Optional(weight), bias}) {
+    if (!y.has_value()) continue;
+    const ScalarType of = y->scalar_type();
+    if (of != dtype && of != (wide ? ScalarType::Double : ScalarType::Float)) return Optional();
+  }
+  if (!is_shape(bias, {C}) || !is_shape(mask, {B, N})) return Optional();
+  if (mask.has_value() && mask->scalar_type() != ScalarType::Bool) return Optional();
+  for (const Optional& y : {Optional(state), initial_state}) {
+    if (!is_shape(y, {B, taps - 1, C})) return Optional();
+    if (y.has_value() && (y->scalar_type() != dtype || !y->is_contiguous())) return Optional();
+  }
+  for (const Optional& y : {Optional(x), Optional(weight), bias, mask})
+    if (!is_apart(state, y)) return Optional();
+  if (!is_apart(state, initial_state) && state.data_ptr() != initial_state->data_ptr())
+    return Optional();
+  Tensor o = torch::stable::new_empty(x, {B, N, C});
+  Convolution p = convolution_of(x, weight, bias, silu, mask, initial_state, Optional());
+  p.o = rows_of(o);
+  p.state = rows_of(state);
+  forward(p);
+  return o;
 }
 
 // dweight [threads, W + 1, C] is added to: a part of the tasks for each of its rows.
@@ -93,7 +134,7 @@ void convolution_backward(
   const ConvolutionKernel f = kernels().convolution_backward[wide ? 1 : 0];
   const int64_t parts = dweight.size(0), tasks = number_of_tasks(p);
   std::atomic<bool> failed{false};
-  torch::stable::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(parts, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       Convolution part = p;
       part.dweight = static_cast<char*>(dweight.data_ptr()) +
@@ -113,11 +154,14 @@ void convolution_backward(
 
 STABLE_TORCH_LIBRARY_FRAGMENT(linattn_cpu, m) {
   m.def("convolution_forward(" LINATTN_CONVOLUTION "Tensor(a!) o, Tensor(b!)? state) -> ()");
+  m.def("convolution_step(Tensor x, Tensor weight, Tensor? bias, bool silu, Tensor? mask, "
+        "Tensor? initial_state, Tensor(a!) state) -> Tensor?");
   m.def("convolution_backward(Tensor grad_o, Tensor? grad_state, " LINATTN_CONVOLUTION
         "Tensor(a!) dx, Tensor(b!) dweight, Tensor(c!)? dinitial_state) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(linattn_cpu, CPU, m) {
   m.impl("convolution_forward", TORCH_BOX(&linattn::convolution_forward));
+  m.impl("convolution_step", TORCH_BOX(&linattn::convolution_step));
   m.impl("convolution_backward", TORCH_BOX(&linattn::convolution_backward));
 }

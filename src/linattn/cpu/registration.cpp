@@ -5,11 +5,11 @@
 #include <math.h>
 
 #include <atomic>
-#include <initializer_list>
 
 #include "instruction_sets.h"
 #include "sequence_split.h"
 #include "tensors.h"
+#include "threads.h"
 
 namespace linattn {
 
@@ -53,7 +53,7 @@ void set_kernel(Problem& p, double bias, bool normalize) {
 void run(const Kernel (&kernel)[2], const Problem& p, int64_t units, int64_t grain) {
   std::atomic<bool> failed{false};
   const Kernel f = kernel[p.q.dtype == Dtype::kFloat64 ? 1 : 0];
-  torch::stable::parallel_for(0, units, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(units, grain, [&](int64_t begin, int64_t end) {
     if (!f(p, begin, end)) failed = true;
   });
   check_memory(!failed);
@@ -90,7 +90,7 @@ void additive_forward(
   p.saved = data_of(saved);
   prefer_huge_pages(o);
   if (saved.has_value()) prefer_huge_pages(*saved);
-  const int64_t parts = causal ? parts_of(p, torch::stable::get_num_threads()) : 1;
+  const int64_t parts = causal ? parts_of(p, number_of_threads()) : 1;
   if (parts > 1) {
     const auto each = [](const Problem& x) { run(kernels().additive_forward, x); };
     const bool wide = p.q.dtype == Dtype::kFloat64;
@@ -112,7 +112,7 @@ void additive_backward(
   set_gradients(p, grad_o, grad_state, saved, dq, dk, dv, dlog_decay, dinitial_state);
   // The gradient of a division needs every output again: no part can start before the one after it.
   const int64_t parts =
-      causal && !normalize ? parts_of(p, torch::stable::get_num_threads()) : 1;
+      causal && !normalize ? parts_of(p, number_of_threads()) : 1;
   if (parts > 1) {
     const auto each = [](const Problem& x) { run(kernels().additive_backward, x); };
     const bool wide = p.q.dtype == Dtype::kFloat64;
@@ -149,15 +149,6 @@ void delta_backward(
   run(kernels().delta_backward, p);
 }
 
-bool is_shape(const Optional& x, std::initializer_list<int64_t> shape) {
-  if (!x.has_value()) return true;
-  if (x->dim() != int64_t(shape.size())) return false;
-  int64_t i = 0;
-  for (const int64_t n : shape)
-    if (x->size(i++) != n) return false;
-  return true;
-}
-
 // A gate is of the dtype of q or of float32.
 bool is_gate(const Optional& x, const Tensor& q) {
   if (!x.has_value()) return true;
@@ -171,17 +162,6 @@ bool is_negative(const View& x, int64_t i) {
   const uint16_t bits = reinterpret_cast<const uint16_t*>(x.data)[i];
   const uint16_t infinity = x.dtype == Dtype::kBFloat16 ? 0x7f80 : 0x7c00;
   return bits == 0 || (bits >= 0x8000 && (bits & 0x7fff) <= infinity);
-}
-
-// Whether the state, which is contiguous, shares no memory with x.
-bool is_apart(const Tensor& state, const Optional& x) {
-  if (!x.has_value() || x->numel() == 0) return true;
-  const char *a = static_cast<const char*>(state.data_ptr()),
-             *b = static_cast<const char*>(x->data_ptr());
-  int64_t last = 0;  // element of x
-  for (int64_t i = 0; i < x->dim(); ++i) last += (x->size(i) - 1) * x->stride(i);
-  return a + size_t(state.numel()) * state.element_size() <= b ||
-         b + size_t(last + 1) * x->element_size() <= a;
 }
 
 // Whether `step` can do this call. What it cannot do, and what is wrong, is left to Python, which
@@ -222,13 +202,15 @@ bool fits(
   const bool narrow = !wide && state.scalar_type() == ScalarType::BFloat16;
   if (state.scalar_type() != (wide ? ScalarType::Double : ScalarType::Float) && !narrow)
     return false;
-  for (const Optional& x : {Optional(state), initial_state}) {
-    if (!is_shape(x, {p.B, p.H, p.Dk + one, p.Dv + one})) return false;
-    if (x.has_value() && (x->scalar_type() != state.scalar_type() || !x->is_contiguous()))
-      return false;
-  }
-  for (const Optional& x : {Optional(q), Optional(k), Optional(v), log_decay, beta, mask})
-    if (!is_apart(state, x)) return false;
+  const auto is_state = [&](const Optional& x) {
+    return is_shape(x, {p.B, p.H, p.Dk + one, p.Dv + one}) &&
+           (!x.has_value() || (x->scalar_type() == state.scalar_type() && x->is_contiguous()));
+  };
+  if (!is_state(state) || !is_state(initial_state)) return false;
+  for (const Tensor* x : {&q, &k, &v})
+    if (!is_apart(state, *x)) return false;
+  for (const Optional* x : {&log_decay, &beta, &mask})
+    if (!is_apart(state, *x)) return false;
   return is_apart(state, initial_state) || state.data_ptr() == initial_state->data_ptr();
 }
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
-from torch.nn import Parameter
 
-from linattn import cpu
 from linattn._validation import state_dtype
+from linattn.cpu.eager import MOST_TOKENS, is_plain
 
-# Tokens up to which a pass over the state for each serves: a chunk of 32 costs about as much.
-MOST_TOKENS = 16
+
+@functools.cache
+def _step() -> Callable[..., Tensor | None]:
+    return torch.ops.linattn_cpu.step.default
 
 
 def decode(
@@ -25,27 +28,13 @@ def decode(
     Nothing has been checked before: what the library finds wrong is None as well, and left to the
     checks that have words for it. They take three times as long as the kernel for a small state.
     """
-    if torch.compiler.is_compiling() or not cpu.load()[0]:
+    if not is_plain(q, k, v, log_decay, beta, mask, initial_state, out_state):
         return None
-    # A tangent, a batch of torch.func or a mode that looks at operators must see the general path.
-    if (
-        forward_ad._current_level >= 0
-        or torch._C._functorch.maybe_current_level() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
-    ):
+    shape = q.shape
+    if len(shape) != 4 or type(causal) is not bool or type(normalize) is not bool:
         return None
-    recorded = torch.is_grad_enabled()
-    for x in (q, k, v, log_decay, beta, mask, initial_state, out_state):
-        if x is None:
-            continue
-        if type(x) not in (Tensor, Parameter) or (recorded and x.requires_grad):
-            return None
-        if not x.is_cpu or x.layout is not torch.strided or x.is_neg():
-            return None
-    if not (q.dim() == k.dim() == v.dim() == 4):
-        return None
-    B, N, heads, Dk = q.shape
-    if not 1 <= N <= MOST_TOKENS or type(causal) is not bool or type(normalize) is not bool:
+    N = shape[1]
+    if not 1 <= N <= MOST_TOKENS:
         return None
     if not causal and (N > 1 or log_decay is not None or beta is not None):
         return None
@@ -55,14 +44,19 @@ def decode(
     if state is None:
         dtype = state_dtype(q.dtype)
         if initial_state is not None:
-            contiguous = torch.contiguous_format
-            state = torch.empty_like(initial_state, dtype=dtype, memory_format=contiguous)
+            state = q.new_empty(initial_state.shape, dtype=dtype)
+        elif k.dim() != 4 or v.dim() != 4:
+            return None
         else:
+            B, _, heads, Dk = shape
             H, one = max(heads, k.shape[2], v.shape[2]), int(bias != 0.0 or normalize)
             state = q.new_empty((B, H, Dk + one, v.shape[3] + one), dtype=dtype)
-    o = torch.ops.linattn_cpu.step.default(
-        q, k, v, log_decay, beta, mask, initial_state, state, scale, bias, normalize
-    )
+    if state.is_neg():  # torch's fallback for it cannot write in place
+        return None
+    try:
+        o = _step()(q, k, v, log_decay, beta, mask, initial_state, state, scale, bias, normalize)
+    except NotImplementedError:  # a tensor of another device or layout
+        return None
     if o is None:
         return None
     if out_state is not None:  # so that autograd notices if it had kept the state

@@ -2,6 +2,7 @@
 #pragma once
 #include <sys/mman.h>
 
+#include <initializer_list>
 #include <optional>
 
 #include <torch/csrc/stable/library.h>
@@ -35,18 +36,19 @@ inline View view_of(const Tensor& x) {
   View v;
   v.data = static_cast<char*>(x.data_ptr());
   v.dtype = dtype_of(x);
-  if (x.dim() == 1) {
-    v.head = x.stride(0);
-    v.heads = x.size(0);
+  const auto sizes = x.sizes(), strides = x.strides();
+  if (sizes.size() == 1) {
+    v.head = strides[0];
+    v.heads = sizes[0];
     return v;
   }
-  v.batch = x.stride(0);
-  v.token = x.stride(1);
-  if (x.dim() > 2) {
-    v.head = x.stride(2);
-    v.heads = x.size(2);
+  v.batch = strides[0];
+  v.token = strides[1];
+  if (sizes.size() > 2) {
+    v.head = strides[2];
+    v.heads = sizes[2];
   }
-  if (x.dim() > 3) v.channel = x.stride(3);
+  if (sizes.size() > 3) v.channel = strides[3];
   return v;
 }
 inline View view_of(const Optional& x) { return x.has_value() ? view_of(*x) : View(); }
@@ -66,6 +68,31 @@ inline void prefer_huge_pages(const Tensor& x) {
 
 inline void check_memory(bool ok) {
   STD_TORCH_CHECK(ok, "linattn: not enough memory for the work space of the CPU kernels");
+}
+
+inline bool is_shape(const Optional& x, std::initializer_list<int64_t> shape) {
+  if (!x.has_value()) return true;
+  const auto sizes = x->sizes();
+  if (sizes.size() != shape.size()) return false;
+  size_t i = 0;
+  for (const int64_t n : shape)
+    if (sizes[i++] != n) return false;
+  return true;
+}
+
+// Whether the state, which is contiguous, shares no memory with x.
+inline bool is_apart(const Tensor& state, const Optional& x) {
+  if (!x.has_value()) return true;
+  const char *a = static_cast<const char*>(state.data_ptr()),
+             *b = static_cast<const char*>(x->data_ptr());
+  const auto sizes = x->sizes(), strides = x->strides();
+  int64_t last = 0;  // element of x
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 0) return true;
+    last += (sizes[i] - 1) * strides[i];
+  }
+  return a + size_t(state.numel()) * state.element_size() <= b ||
+         b + size_t(last + 1) * x->element_size() <= a;
 }
 
 }  // namespace linattn
