@@ -1,11 +1,13 @@
 """One long sequence on several threads: the parts give what the whole gives."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from linattn import backends, linear_attention
 from linattn.testing import Case, compare, make_inputs, nan_filled_empties, relative_error, run
-from operator_calls import CAUSAL, KINDS
+from operator_calls import KINDS
 
 pytestmark = pytest.mark.skipif(
     not backends()["cpu"].available, reason="the native kernels are not built"
@@ -20,7 +22,7 @@ def threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("kind", CAUSAL)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("count", "heads", "N"), [(2, (1, 1, 1), 2100), (5, (2, 1, 2), 5003)])
 @pytest.mark.parametrize("mask", [False, True])
 def test_parts_equal_the_whole(threads, kind, count, heads, N, mask):
@@ -41,12 +43,15 @@ def test_parts_equal_the_whole(threads, kind, count, heads, N, mask):
         assert torch.equal(parts[name], again[name])  # bitwise, at a fixed number of threads
 
 
-@pytest.mark.parametrize("decay", [None, "token", "channel"])
+@pytest.mark.parametrize("decay", [None, "token", "channel", "every token"])
 def test_two_threads_share_one_sequence(threads, decay):
     """The sums are taken in parts: another order, so other last bits, in the forward and back."""
-    inputs = make_inputs(  # a decay so weak that the first part is felt in the second
-        Case(N=8192, B=1, heads=(1, 1, 1), dtype=torch.float32, decay=decay, strength=1e-3)
-    )
+    case = Case(N=8192, B=1, heads=(1, 1, 1), dtype=torch.float32)
+    if decay == "every token":
+        case = replace(case, causal=False)
+    else:  # so weak that the first part is felt in the second
+        case = replace(case, decay=decay, strength=1e-3)
+    inputs = make_inputs(case)
     threads(1)
     whole = run(inputs, "cpu")
     threads(2)

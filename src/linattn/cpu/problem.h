@@ -28,6 +28,7 @@ struct Problem {
   const int64_t* bounds = nullptr;  // of packed sequences, in one row; of parts, in every row
   int64_t sequences = 0;            // runs of tokens: packed sequences, parts, or batch rows
   bool cut = false;                 // the runs are parts of one sequence a row: sequence_split.h
+  int phase = -1;                   // of a kernel that has several: this one alone; -1: all
 
   // Of the dtype of the sums and contiguous: [sequences, H, Dk (+ 1), Dv (+ 1)].
   const void* initial_state = nullptr;

@@ -7,7 +7,7 @@
 #include <atomic>
 
 #include "instruction_sets.h"
-#include "sequence_split.h"
+#include "noncausal_split.h"
 #include "tensors.h"
 #include "threads.h"
 
@@ -90,15 +90,18 @@ void additive_forward(
   p.saved = data_of(saved);
   prefer_huge_pages(o);
   if (saved.has_value()) prefer_huge_pages(*saved);
-  const int64_t parts = causal ? parts_of(p, number_of_threads()) : 1;
-  if (parts > 1) {
-    const auto each = [](const Problem& x) { run(kernels().additive_forward, x); };
-    const bool wide = p.q.dtype == Dtype::kFloat64;
+  const auto& kernel = causal ? kernels().additive_forward : kernels().noncausal_forward;
+  const auto each = [&](const Problem& x) { run(kernel, x); };
+  const int64_t parts = parts_of(p, number_of_threads());
+  const bool wide = p.q.dtype == Dtype::kFloat64;
+  if (parts <= 1)
+    each(p);
+  else if (causal)
     check_memory(wide ? forward_in_parts<double>(p, parts, each)
                       : forward_in_parts<float>(p, parts, each));
-    return;
-  }
-  run(causal ? kernels().additive_forward : kernels().noncausal_forward, p);
+  else
+    check_memory(wide ? noncausal_forward_in_parts<double>(p, parts, each)
+                      : noncausal_forward_in_parts<float>(p, parts, each));
 }
 
 void additive_backward(
@@ -110,17 +113,19 @@ void additive_backward(
   set_kernel(p, bias, normalize);
   p.state = state.data_ptr();  // read, where every token sees all
   set_gradients(p, grad_o, grad_state, saved, dq, dk, dv, dlog_decay, dinitial_state);
-  // The gradient of a division needs every output again: no part can start before the one after it.
-  const int64_t parts =
-      causal && !normalize ? parts_of(p, number_of_threads()) : 1;
-  if (parts > 1) {
-    const auto each = [](const Problem& x) { run(kernels().additive_backward, x); };
-    const bool wide = p.q.dtype == Dtype::kFloat64;
+  const auto& kernel = causal ? kernels().additive_backward : kernels().noncausal_backward;
+  const auto each = [&](const Problem& x) { run(kernel, x); };
+  // The gradient of a causal division needs every output again before the parts could start.
+  const int64_t parts = causal && normalize ? 1 : parts_of(p, number_of_threads());
+  const bool wide = p.q.dtype == Dtype::kFloat64;
+  if (parts <= 1)
+    each(p);
+  else if (causal)
     check_memory(wide ? backward_in_parts<double>(p, parts, each)
                       : backward_in_parts<float>(p, parts, each));
-    return;
-  }
-  run(causal ? kernels().additive_backward : kernels().noncausal_backward, p);
+  else
+    check_memory(wide ? noncausal_backward_in_parts<double>(p, parts, each)
+                      : noncausal_backward_in_parts<float>(p, parts, each));
 }
 
 void delta_forward(

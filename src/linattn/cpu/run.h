@@ -59,6 +59,7 @@ inline bool run_all(const Problem& p, int64_t begin, int64_t end) {
       work.begin(p, runs[s], int(s));
     }
     for (int phase = 0; phase < Work::kPhases; ++phase) {
+      if (p.phase >= 0 && phase != p.phase) continue;
       for (int64_t m = 0; m < segments; ++m) {
         const int64_t t = first.start + (Work::kBackwards ? segments - 1 - m : m) * p.segment;
         const int64_t past = t + p.segment < first.stop ? t + p.segment : first.stop;
