@@ -25,7 +25,7 @@ test: install
 
 # The CPU kernels as narrower processors run them; the widest set is part of `make test`.
 test-isas: install
-	for isa in generic avx2; do \
+	for isa in generic avx2 avx512; do \
 	  LINATTN_CPU_ISA=$$isa OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -k cpu \
 	    tests/test_against_reference.py tests/test_properties.py tests/test_convolution.py \
 	    tests/cpu || exit 1; \

@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "convolution.h"
 #include "isas.h"
 #include "problem.h"
 #include "sequence_split.h"
@@ -144,8 +145,61 @@ bool check_step(const Kernels& kernels) {
          same(one.state, four.state, "decoded state", kernels.name);
 }
 
+// A part of the tasks to each thread; dweight has a row of its own for each of four parts.
+bool check_convolution(const Kernels& kernels) {
+  constexpr int64_t kC = 70, kTaps = 4;
+  Tensor x(kB, kN, 1, kC, 1, -1, 1), grad(kB, kN, 1, kC, 2, -1, 1), weight(1, kC, 1, kTaps, 3, -1, 1);
+  Tensor initial(kB, kTaps - 1, 1, kC, 4, -1, 1), grad_state(kB, kTaps - 1, 1, kC, 5, -1, 1);
+  std::vector<Tensor> found[2];
+  for (const int threads : {1, 4}) {
+    Tensor o(grad), dx(grad), state(initial), before(initial);
+    Tensor dweight(4, kTaps + 1, 1, kC, 0, 0, 0);
+    for (Tensor* y : {&o, &dx, &state, &before}) y->view.data = reinterpret_cast<char*>(y->x.data());
+    Convolution p;
+    p.B = p.sequences = kB;
+    p.N = kN;
+    p.C = kC;
+    p.taps = kTaps;
+    p.silu = true;
+    p.x = x.view;
+    p.weight.data = weight.view.data;
+    p.weight.token = 1;
+    p.weight.channel = kTaps;
+    p.initial_state = initial.view;
+    p.o = o.view;
+    p.state = state.view;
+    p.segment = 64;
+    p.segments = (kN + 63) / 64;
+    p.tile = 32;
+    const int64_t tasks = number_of_tasks(p);
+    const auto on_threads = [&](const auto& work) {
+      std::vector<std::thread> pool;
+      for (int t = 0; t < threads; ++t)
+        pool.emplace_back([&, t] { for (int i = 4 * t / threads; i < 4 * (t + 1) / threads; ++i) work(i); });
+      for (std::thread& t : pool) t.join();
+    };
+    on_threads([&](int i) {
+      kernels.convolution_forward[0](p, tasks * i / 4, tasks * (i + 1) / 4);
+    });
+    p.grad_o = grad.view;
+    p.grad_state = grad_state.view;
+    p.dx = dx.view;
+    p.dinitial_state = before.view;
+    on_threads([&](int i) {
+      Convolution part = p;
+      part.dweight = dweight.x.data() + i * (kTaps + 1) * kC;
+      kernels.convolution_backward[0](part, tasks * i / 4, tasks * (i + 1) / 4);
+    });
+    for (Tensor* y : {&o, &state, &dx, &before, &dweight}) found[threads == 4].push_back(*y);
+  }
+  const char* names[] = {"convolution o", "its state", "dx", "dinitial_state", "dweight"};
+  bool ok = true;
+  for (size_t i = 0; i < found[0].size(); ++i) ok &= same(found[0][i], found[1][i], names[i], kernels.name);
+  return ok;
+}
+
 bool check_all(const Kernels& kernels) {
-  bool ok = check_step(kernels);
+  bool ok = check_step(kernels) && check_convolution(kernels);
   for (Decay decay : {Decay::kNone, Decay::kToken, Decay::kChannel}) {
     ok &= check(kernels, decay, false, false, true) && check(kernels, decay, true, false, true);
     ok &= check_parts(kernels, decay);
@@ -164,6 +218,7 @@ int main() {
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) ok &= check_all(kernels_avx2);
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl"))
     ok &= check_all(kernels_avx512);
+  if (__builtin_cpu_supports("avx512bf16")) ok &= check_all(kernels_avx512_bf16);
 #endif
   return ok ? 0 : 1;
 }

@@ -1,7 +1,8 @@
 """The native CPU backend: C++ on torch's stable ABI, AVX2 or AVX-512 chosen at run time.
 
 `additive.py` and `delta.py` make the outputs and hand everything to the library; the mathematics is
-in the C++ files of the same names. LINATTN_CPU_ISA=generic|avx2|avx512 caps the instruction set.
+in the C++ files of the same names. The environment variable LINATTN_CPU_ISA, one of
+INSTRUCTION_SETS, caps the instruction set.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-INSTRUCTION_SETS = ("generic", "avx2", "avx512")
+INSTRUCTION_SETS = ("generic", "avx2", "avx512", "avx512_bf16")
 CHUNK = 32  # tokens; kChunk of decay.h
 OLDEST_TORCH = "2.10"  # TORCH_TARGET_VERSION of CMakeLists.txt
 

@@ -120,7 +120,17 @@ inline void store_row(
     case Dtype::kBFloat16: {  // sums over heads are gathered in 32 bits: never added to
       uint16_t* y = reinterpret_cast<uint16_t*>(out);
       if (stride == 1) {
-        for (int i = 0; i < n; ++i) y[i] = to_bfloat16(float(in[i] * scale));
+        int i = 0;
+#if defined(__AVX512BF16__)
+        if constexpr (sizeof(T) == 4) {
+          for (; i + 16 <= n; i += 16) {
+            const __m256bh x =
+                _mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_loadu_ps(in + i), _mm512_set1_ps(scale)));
+            memcpy(y + i, &x, sizeof x);
+          }
+        }
+#endif
+        for (; i < n; ++i) y[i] = to_bfloat16(float(in[i] * scale));
       } else {
         for (int i = 0; i < n; ++i) y[i * stride] = to_bfloat16(float(in[i] * scale));
       }

@@ -17,6 +17,17 @@ class RecurrentCache(NamedTuple):
         return RecurrentCache(self.state.index_select(0, rows))
 
 
+class ConvolutionCache(NamedTuple):
+    """The state of a recurrent layer with a short convolution in front."""
+
+    state: Tensor  # [B, H, Dk, Dv]
+    convolution: Tensor  # [B, W - 1, C]: the last inputs of the convolution
+
+    def select(self, rows: Tensor) -> ConvolutionCache:
+        """Return the cache of these batch rows [B'], in this order: what beam search needs."""
+        return ConvolutionCache(*(x.index_select(0, rows) for x in self))
+
+
 class KeyValueCache(NamedTuple):
     """All keys and values seen: grows with every token."""
 
