@@ -54,21 +54,15 @@ def report(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
         mine = [r for r in rows if r["section"] == section]
         if not mine:
             continue
+        first = {"relative": "none", "threads": "1 thread"}.get(section, "linattn cpu")
         lines += [
             "",
             f"## {section}",
             "",
-            "| case | pass | method | best | median | linattn cpu is faster by | of matmul rate |",
+            f"| case | pass | method | best | median | best over that of {first} | of matmul rate |",
             "|" + "---|" * 7,
         ]
         for r in mine:
-            first = (
-                "none"
-                if section == "relative"
-                else "1 thread"
-                if section == "threads"
-                else "linattn cpu"
-            )
             base = next(
                 (
                     b
