@@ -59,7 +59,7 @@ def report(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
             "",
             f"## {section}",
             "",
-            f"| case | pass | method | best | median | best over that of {first} | of matmul rate |",
+            f"| case | pass | method | best | median | over {first} | of matmul rate |",
             "|" + "---|" * 7,
         ]
         for r in mine:
