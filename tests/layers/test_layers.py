@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from linattn.feature_maps import Hedgehog
-from linattn.layers import LinearAttention, MetaLA, SoftmaxAttention
+from linattn.layers import (
+    GatedDeltaNet,
+    GatedLinearAttention,
+    LinearAttention,
+    MetaLA,
+    SoftmaxAttention,
+)
 
 KINDS = {
     "plain": lambda **o: LinearAttention(32, 4, **o),
@@ -23,6 +29,8 @@ KINDS = {
     "metala": lambda **o: MetaLA(32, 4, **o),
     "metala linear": lambda **o: MetaLA(32, 2, augmentation="linear", kernel_size=2, **o),
     "metala ablated": lambda **o: MetaLA(32, 2, augmentation=None, kernel_size=None, key=True, **o),
+    "gla": lambda **o: GatedLinearAttention(32, 2, **o),
+    "gated delta": lambda **o: GatedDeltaNet(32, 2, num_value_heads=4, key_dim=8, **o),
     "softmax": lambda **o: SoftmaxAttention(32, 4, num_key_heads=2, projection_bias=True, **o),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
@@ -124,7 +132,10 @@ def test_autocast_and_bfloat16(kind):
     assert (y.float() - exact).norm() < 3e-2 * exact.norm()
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if not k.startswith("metala")])
+ONE_WAY = ("metala", "metala linear", "metala ablated", "gla", "gated delta")
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k not in ONE_WAY])
 @pytest.mark.parametrize("causal", [True, False])
 def test_every_kind_runs_both_ways(kind, causal):
     """Cases D1 and E7: forward and backward on [2, 16, 64]-like input, causal and not."""
@@ -155,7 +166,7 @@ def test_dropout_acts_in_training_only(mode):
     assert torch.equal(layer(x), layer(x))
 
 
-@pytest.mark.parametrize("kind", ["affine", "token", "metala", "softmax"])
+@pytest.mark.parametrize("kind", ["affine", "token", "metala", "gated delta", "softmax"])
 def test_compile_and_export(kind):
     layer = KINDS[kind]().eval()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")

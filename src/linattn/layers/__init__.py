@@ -1,6 +1,8 @@
 """Attention layers with one forward signature, so that one word swaps one for another."""
 
 from linattn.layers.cache import ConvolutionCache, KeyValueCache, RecurrentCache
+from linattn.layers.gated_delta_net import GatedDeltaNet
+from linattn.layers.gated_linear_attention import GatedLinearAttention
 from linattn.layers.linear import LinearAttention
 from linattn.layers.metala import MetaLA
 from linattn.layers.short_convolution import ShortConvolution
@@ -8,6 +10,8 @@ from linattn.layers.softmax import SoftmaxAttention
 
 __all__ = [
     "ConvolutionCache",
+    "GatedDeltaNet",
+    "GatedLinearAttention",
     "KeyValueCache",
     "LinearAttention",
     "MetaLA",

@@ -1,0 +1,183 @@
+"""GatedLinearAttention and GatedDeltaNet against their equations, token by token, and strangers."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from linattn.layers import GatedDeltaNet, GatedLinearAttention
+
+
+def enlarged(layer):
+    """Large weights in float64, so that every part is felt."""
+    torch.manual_seed(0)
+    layer = layer.double()
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.copy_(torch.randn_like(p) * (0.5 if p.dim() > 1 else 0.3))
+    return layer
+
+
+def normed(layer, o):
+    return o / (o.square().mean(-1, keepdim=True) + layer.norm.eps).sqrt() * layer.norm.weight
+
+
+def silu(x):
+    return x * torch.sigmoid(x)
+
+
+def gated_linear_attention(layer, x):
+    H = layer.num_heads
+    q, k, v = (
+        (x @ w.weight.T).unflatten(-1, (H, -1)) for w in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
+    low, high = layer.decay_proj
+    alpha = torch.sigmoid(x @ low.weight.T @ high.weight.T + high.bias).pow(1 / 16)
+    alpha = alpha.unflatten(-1, (H, -1))
+    S, rows = 0, []
+    for t in range(x.shape[1]):
+        S = alpha[:, t, :, :, None] * S + k[:, t, :, :, None] * v[:, t, :, None, :]
+        rows.append(torch.einsum("bhkv,bhk->bhv", S, q[:, t]) * layer.key_dim**-0.5)
+    o = normed(layer, torch.stack(rows, 1)).flatten(-2)
+    return (o * silu(x @ layer.g_proj.weight.T)) @ layer.o_proj.weight.T
+
+
+def gated_delta_net(layer, x):
+    mixed = torch.cat([x @ w.weight.T for w in (layer.q_proj, layer.k_proj, layer.v_proj)], -1)
+    W, weight = layer.convolution.kernel_size, layer.convolution.weight[:, None]
+    mixed = silu(F.conv1d(F.pad(mixed.mT, (W - 1, 0)), weight, groups=mixed.shape[-1]).mT)
+    q, k, v = mixed.split(layer.widths, -1)
+    each = layer.num_value_heads // layer.num_heads
+    q, k = (
+        F.normalize(y.unflatten(-1, (layer.num_heads, -1)), dim=-1).repeat_interleave(each, 2)
+        for y in (q, k)
+    )
+    v = v.unflatten(-1, (layer.num_value_heads, -1))
+    beta = torch.sigmoid(x @ layer.beta_proj.weight.T)
+    dt = F.softplus(x @ layer.decay_proj.weight.T + layer.dt_bias)
+    alpha = torch.exp(-layer.A_log.exp() * dt)
+    S = x.new_zeros(x.shape[0], layer.num_value_heads, layer.key_dim, layer.value_dim)
+    eye, rows = torch.eye(layer.key_dim, dtype=x.dtype), []
+    for t in range(x.shape[1]):
+        key, b = k[:, t], beta[:, t, :, None, None]
+        erase = eye - b * key[..., :, None] * key[..., None, :]
+        S = alpha[:, t, :, None, None] * (erase @ S) + b * key[..., None] * v[:, t, :, None, :]
+        rows.append(torch.einsum("bhkv,bhk->bhv", S, q[:, t]) * layer.key_dim**-0.5)
+    o = normed(layer, torch.stack(rows, 1)).flatten(-2)
+    return (o * silu(x @ layer.g_proj.weight.T)) @ layer.o_proj.weight.T
+
+
+FORMS = {
+    "gla": (lambda **o: GatedLinearAttention(24, 3, gate_rank=5, **o), gated_linear_attention),
+    "gla sizes": (
+        lambda **o: GatedLinearAttention(24, 2, key_dim=7, value_dim=5, **o),
+        gated_linear_attention,
+    ),
+    "gated delta": (lambda **o: GatedDeltaNet(24, 2, key_dim=6, **o), gated_delta_net),
+    "gated delta grouped": (
+        lambda **o: GatedDeltaNet(
+            24, 2, num_value_heads=4, key_dim=5, value_dim=3, kernel_size=2, **o
+        ),
+        gated_delta_net,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("backend", ["auto", "chunked", "reference"])
+def test_the_layer_is_its_equations(name, backend):
+    """Values and all gradients in float64."""
+    build, equations = FORMS[name]
+    layer = enlarged(build(backend=backend))
+    x = torch.randn(2, 70, 24, dtype=torch.float64, requires_grad=True)
+    wanted, found = [x, *layer.parameters()], []
+    for y in (layer(x), equations(layer, x)):
+        found.append([y, *torch.autograd.grad(y.square().sum(), wanted)])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_one_token_at_a_time_and_the_size_of_the_state(name):
+    layer = enlarged(FORMS[name][0]())
+    x = torch.randn(2, 30, 24, dtype=torch.float64)
+    cache, rows = None, []
+    with torch.no_grad():
+        for t in range(30):
+            y, cache = layer(x[:, t : t + 1], cache=cache, return_cache=True)
+            rows.append(y)
+        torch.testing.assert_close(torch.cat(rows, 1), layer(x), rtol=1e-9, atol=1e-10)
+    assert sum(part[0].numel() for part in cache) == layer.state_size()
+
+
+def test_parameter_counts_of_the_docstrings():
+    def count(layer):
+        return sum(p.numel() for p in layer.parameters())
+
+    dim, rank = 64, 16
+    K, V = dim // 2, dim
+    expected = dim * (2 * K + 3 * V) + rank * (dim + K) + K + V // 4
+    assert count(GatedLinearAttention(dim, 4)) == expected
+    H, Hv, Dk, Dv, W = 2, 4, 8, 16, 4
+    K, V = H * Dk, Hv * Dv
+    expected = dim * (2 * K + 3 * V + 2 * Hv) + (2 * K + V) * W + 2 * Hv + Dv
+    assert count(GatedDeltaNet(dim, H, num_value_heads=Hv, key_dim=Dk)) == expected
+
+
+def test_gates_begin_in_their_ranges():
+    layer = GatedDeltaNet(16, 64, key_dim=2)
+    assert (layer.A_log.exp() >= 0.01).all()
+    assert (layer.A_log.exp() <= 16).all()
+    dt = F.softplus(layer.dt_bias)
+    assert (dt >= 0.9e-3).all()
+    assert (dt <= 0.11).all()
+
+
+def test_same_weights_same_outputs_as_the_layer_of_qwen3_next():
+    """An implementation that no one here wrote; its l2 norm has an epsilon of 1e-6."""
+    modeling = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+    from transformers.models.qwen3_next import Qwen3NextConfig
+
+    H, Hv, Dk, Dv, dim = 2, 4, 8, 16, 32
+    config = Qwen3NextConfig(
+        hidden_size=dim, linear_num_key_heads=H, linear_num_value_heads=Hv,
+        linear_key_head_dim=Dk, linear_value_head_dim=Dv, linear_conv_kernel_dim=4,
+        num_hidden_layers=1, layer_types=["linear_attention"],
+    )  # fmt: skip
+    torch.manual_seed(0)
+    theirs = modeling.Qwen3NextGatedDeltaNet(config, 0)
+    ours = GatedDeltaNet(dim, H, num_value_heads=Hv, key_dim=Dk, value_dim=Dv)
+    with torch.no_grad():  # theirs has the parts of a key head together
+        each = Hv // H
+        parts = theirs.in_proj_qkvz.weight.unflatten(0, (H, -1))
+        q, k, v, z = parts.split([Dk, Dk, each * Dv, each * Dv], dim=1)
+        b, a = theirs.in_proj_ba.weight.unflatten(0, (H, -1)).split([each, each], dim=1)
+        for to, x in (
+            (ours.q_proj, q), (ours.k_proj, k), (ours.v_proj, v), (ours.g_proj, z),
+            (ours.beta_proj, b), (ours.decay_proj, a),
+        ):  # fmt: skip
+            to.weight.copy_(x.flatten(0, 1))
+        ours.convolution.weight.copy_(theirs.conv1d.weight[:, 0])
+        ours.A_log.copy_(theirs.A_log)
+        ours.dt_bias.copy_(theirs.dt_bias)
+        ours.norm.weight.copy_(theirs.norm.weight)
+        ours.o_proj.weight.copy_(theirs.out_proj.weight)
+    x = torch.randn(2, 100, dim)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: GatedLinearAttention(30, 4), r"dim: got 30; expected a multiple of 2 num_heads"),
+        (lambda: GatedLinearAttention(32, 4, gate_rank=0), r"gate_rank: got 0; expected an int"),
+        (lambda: GatedLinearAttention(32, 4, key_dim=-1), r"key_dim: got -1; expected an int"),
+        (lambda: GatedLinearAttention(32, 4, backend="x"), r"backend: got 'x'"),
+        (lambda: GatedDeltaNet(32, 3, num_value_heads=4), r"got 3; expected a divisor"),
+        (lambda: GatedDeltaNet(32, 4, num_value_heads=2), r"num_value_heads: got 2; expected a mu"),
+        (lambda: GatedDeltaNet(32, 4, kernel_size=9), r"kernel_size: got 9; expected at most 8"),
+        (lambda: GatedDeltaNet(32, 4, key_dim=1.5), r"key_dim: got float 1.5; expected an int"),
+    ],
+)
+def test_bad_arguments(build, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        build()
