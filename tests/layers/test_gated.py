@@ -1,10 +1,10 @@
-"""GatedLinearAttention and GatedDeltaNet against their equations, token by token, and strangers."""
+"""The gated layers and those of the delta rule against their equations, and strangers."""
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from linattn.layers import GatedDeltaNet, GatedLinearAttention
+from linattn.layers import DeltaNet, GatedDeltaNet, GatedLinearAttention, KimiDeltaAttention
 
 
 def enlarged(layer):
@@ -41,7 +41,8 @@ def gated_linear_attention(layer, x):
     return (o * silu(x @ layer.g_proj.weight.T)) @ layer.o_proj.weight.T
 
 
-def gated_delta_net(layer, x):
+def delta_rule(layer, x):
+    """DeltaNet, GatedDeltaNet and KimiDeltaAttention; the decay comes before the correction."""
     mixed = torch.cat([x @ w.weight.T for w in (layer.q_proj, layer.k_proj, layer.v_proj)], -1)
     W, weight = layer.convolution.kernel_size, layer.convolution.weight[:, None]
     mixed = silu(F.conv1d(F.pad(mixed.mT, (W - 1, 0)), weight, groups=mixed.shape[-1]).mT)
@@ -52,18 +53,29 @@ def gated_delta_net(layer, x):
         for y in (q, k)
     )
     v = v.unflatten(-1, (layer.num_value_heads, -1))
-    beta = torch.sigmoid(x @ layer.beta_proj.weight.T)
-    dt = F.softplus(x @ layer.decay_proj.weight.T + layer.dt_bias)
-    alpha = torch.exp(-layer.A_log.exp() * dt)
+    beta = torch.sigmoid(x @ layer.beta_proj.weight.T) * (2 if layer.negative_eigenvalues else 1)
+    alpha, gate = torch.ones_like(beta)[..., None], torch.ones((), dtype=x.dtype)
+    if isinstance(layer, GatedDeltaNet):
+        dt = F.softplus(x @ layer.decay_proj.weight.T + layer.dt_bias)
+        alpha = torch.exp(-layer.A_log.exp() * dt)[..., None]
+    if isinstance(layer, KimiDeltaAttention):
+        low, high = layer.decay_proj
+        dt = (x @ low.weight.T @ high.weight.T).unflatten(-1, (layer.num_heads, -1))
+        alpha = torch.exp(-layer.A_log.exp()[:, None] * F.softplus(dt + layer.dt_bias))
+        low, high = layer.g_proj
+        gate = torch.sigmoid(x @ low.weight.T @ high.weight.T + high.bias)
+    elif layer.g_proj is not None:
+        gate = silu(x @ layer.g_proj.weight.T)
     S = x.new_zeros(x.shape[0], layer.num_value_heads, layer.key_dim, layer.value_dim)
-    eye, rows = torch.eye(layer.key_dim, dtype=x.dtype), []
+    rows = []
     for t in range(x.shape[1]):
-        key, b = k[:, t], beta[:, t, :, None, None]
-        erase = eye - b * key[..., :, None] * key[..., None, :]
-        S = alpha[:, t, :, None, None] * (erase @ S) + b * key[..., None] * v[:, t, :, None, :]
+        S = alpha[:, t, :, :, None] * S
+        held = torch.einsum("bhkv,bhk->bhv", S, k[:, t])
+        written = beta[:, t, :, None] * (v[:, t] - held)
+        S = S + k[:, t, :, :, None] * written[:, :, None, :]
         rows.append(torch.einsum("bhkv,bhk->bhv", S, q[:, t]) * layer.key_dim**-0.5)
     o = normed(layer, torch.stack(rows, 1)).flatten(-2)
-    return (o * silu(x @ layer.g_proj.weight.T)) @ layer.o_proj.weight.T
+    return (o * gate) @ layer.o_proj.weight.T
 
 
 FORMS = {
@@ -72,12 +84,20 @@ FORMS = {
         lambda **o: GatedLinearAttention(24, 2, key_dim=7, value_dim=5, **o),
         gated_linear_attention,
     ),
-    "gated delta": (lambda **o: GatedDeltaNet(24, 2, key_dim=6, **o), gated_delta_net),
+    "delta": (lambda **o: DeltaNet(24, 3, **o), delta_rule),
+    "delta gate": (
+        lambda **o: DeltaNet(
+            24, 2, value_dim=5, output_gate=True, negative_eigenvalues=True, kernel_size=3, **o
+        ),
+        delta_rule,
+    ),
+    "kimi": (lambda **o: KimiDeltaAttention(24, 3, head_dim=6, **o), delta_rule),
+    "gated delta": (lambda **o: GatedDeltaNet(24, 2, key_dim=6, **o), delta_rule),
     "gated delta grouped": (
         lambda **o: GatedDeltaNet(
             24, 2, num_value_heads=4, key_dim=5, value_dim=3, kernel_size=2, **o
         ),
-        gated_delta_net,
+        delta_rule,
     ),
 }
 
@@ -121,6 +141,13 @@ def test_parameter_counts_of_the_docstrings():
     K, V = H * Dk, Hv * Dv
     expected = dim * (2 * K + 3 * V + 2 * Hv) + (2 * K + V) * W + 2 * Hv + Dv
     assert count(GatedDeltaNet(dim, H, num_value_heads=Hv, key_dim=Dk)) == expected
+    K = V = dim
+    expected = dim * (2 * K + 2 * V + H) + (2 * K + V) * W + dim // H
+    assert count(DeltaNet(dim, H)) == expected
+    assert count(DeltaNet(dim, H, output_gate=True)) == expected + dim * V
+    width = H * Dk
+    expected = 4 * dim * width + (dim + width) * 2 * Dk + dim * H + 3 * width * W
+    assert count(KimiDeltaAttention(dim, H, head_dim=Dk)) == expected + 2 * width + H + Dk
 
 
 def test_gates_begin_in_their_ranges():
@@ -160,7 +187,40 @@ def test_same_weights_same_outputs_as_the_layer_of_qwen3_next():
         ours.A_log.copy_(theirs.A_log)
         ours.dt_bias.copy_(theirs.dt_bias)
         ours.norm.weight.copy_(theirs.norm.weight)
+        ours.norm.eps = theirs.norm.variance_epsilon  # felt where outputs are small, as here
         ours.o_proj.weight.copy_(theirs.out_proj.weight)
+    x = torch.randn(2, 100, dim)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-3, atol=1e-5)
+
+
+def test_same_weights_same_outputs_as_the_layer_of_kimi_linear():
+    """An implementation that no one here wrote; it has no bias in the output gate."""
+    modeling = pytest.importorskip("transformers.models.kimi_linear.modeling_kimi_linear")
+    from transformers.models.kimi_linear import KimiLinearConfig
+
+    H, D, dim = 2, 16, 32
+    config = KimiLinearConfig(
+        hidden_size=dim, linear_num_heads=H, linear_head_dim=D, linear_conv_kernel_dim=4,
+        num_hidden_layers=1, layer_types=["linear_attention"],
+    )  # fmt: skip
+    torch.manual_seed(0)
+    theirs = modeling.KimiLinearDeltaAttention(config, 0)
+    ours = KimiDeltaAttention(dim, H, head_dim=D)
+    with torch.no_grad():
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            getattr(ours, name).weight.copy_(getattr(theirs, name).weight)
+        gate = theirs.forget_gate
+        gate.dt_bias.copy_(ours.dt_bias.flatten())
+        gate.A_log.copy_(ours.A_log[:, None])
+        for to, x in (
+            (ours.beta_proj, theirs.b_proj), (ours.decay_proj[0], gate.f_a_proj),
+            (ours.decay_proj[1], gate.f_b_proj), (ours.g_proj[0], theirs.g_a_proj),
+            (ours.g_proj[1], theirs.g_b_proj), (ours.norm, theirs.o_norm),
+        ):  # fmt: skip
+            to.weight.copy_(x.weight)
+        ours.g_proj[1].bias.zero_()
+        ours.norm.eps = theirs.o_norm.variance_epsilon
+        ours.convolution.weight.copy_(theirs.conv1d.weight[:, 0])
     x = torch.randn(2, 100, dim)
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-3, atol=1e-5)
 
@@ -175,6 +235,9 @@ def test_same_weights_same_outputs_as_the_layer_of_qwen3_next():
         (lambda: GatedDeltaNet(32, 3, num_value_heads=4), r"got 3; expected a divisor"),
         (lambda: GatedDeltaNet(32, 4, num_value_heads=2), r"num_value_heads: got 2; expected a mu"),
         (lambda: GatedDeltaNet(32, 4, kernel_size=9), r"kernel_size: got 9; expected at most 8"),
+        (lambda: KimiDeltaAttention(32, 4, head_dim=0), r"key_dim: got 0"),
+        (lambda: DeltaNet(32, 3), r"dim: got 32; expected a multiple of num_heads = 3"),
+        (lambda: DeltaNet(32, 4, output_gate=1), r"output_gate: got int 1"),
         (lambda: GatedDeltaNet(32, 4, key_dim=1.5), r"key_dim: got float 1.5; expected an int"),
     ],
 )

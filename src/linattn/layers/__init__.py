@@ -1,8 +1,10 @@
 """Attention layers with one forward signature, so that one word swaps one for another."""
 
 from linattn.layers.cache import ConvolutionCache, KeyValueCache, RecurrentCache
+from linattn.layers.delta_net import DeltaNet
 from linattn.layers.gated_delta_net import GatedDeltaNet
 from linattn.layers.gated_linear_attention import GatedLinearAttention
+from linattn.layers.kimi_delta_attention import KimiDeltaAttention
 from linattn.layers.linear import LinearAttention
 from linattn.layers.metala import MetaLA
 from linattn.layers.short_convolution import ShortConvolution
@@ -10,9 +12,11 @@ from linattn.layers.softmax import SoftmaxAttention
 
 __all__ = [
     "ConvolutionCache",
+    "DeltaNet",
     "GatedDeltaNet",
     "GatedLinearAttention",
     "KeyValueCache",
+    "KimiDeltaAttention",
     "LinearAttention",
     "MetaLA",
     "RecurrentCache",
