@@ -4,7 +4,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from linattn.layers import DeltaNet, GatedDeltaNet, GatedLinearAttention, KimiDeltaAttention
+from linattn.layers import (
+    HGRN2,
+    DeltaNet,
+    GatedDeltaNet,
+    GatedLinearAttention,
+    KimiDeltaAttention,
+    Mamba2,
+)
 
 
 def enlarged(layer):
@@ -78,7 +85,45 @@ def delta_rule(layer, x):
     return (o * gate) @ layer.o_proj.weight.T
 
 
+def hgrn2(layer, x):
+    H, lb = layer.num_heads, layer.lower_bound
+    q = silu(x @ layer.q_proj.weight.T).unflatten(-1, (H, -1))
+    v = (x @ layer.v_proj.weight.T).unflatten(-1, (H, -1))
+    f = lb + (1 - lb) * torch.sigmoid(x @ layer.decay_proj.weight.T).unflatten(-1, (H, -1))
+    S, rows = 0, []
+    for t in range(x.shape[1]):
+        S = f[:, t, :, :, None] * S + (1 - f[:, t])[..., None] * v[:, t, :, None, :]
+        rows.append(torch.einsum("bhkv,bhk->bhv", S, q[:, t]) * layer.key_dim**-0.5)
+    return normed(layer, torch.stack(rows, 1).flatten(-2)) @ layer.o_proj.weight.T
+
+
+def mamba2(layer, x):
+    H, G, W = layer.num_heads, layer.num_key_heads, layer.convolution.kernel_size
+    z, u, dt = (x @ layer.in_proj.weight.T).split([layer.widths[0], sum(layer.widths), H], -1)
+    weight, bias = layer.convolution.weight[:, None], layer.convolution.bias
+    u = silu(F.conv1d(F.pad(u.mT, (W - 1, 0)), weight, bias, groups=u.shape[-1]).mT)
+    v, B, C = u.split(layer.widths, -1)
+    v = v.unflatten(-1, (H, -1))
+    B, C = (y.unflatten(-1, (G, -1)).repeat_interleave(H // G, 2) for y in (B, C))
+    dt = F.softplus(dt + layer.dt_bias)
+    alpha, S, rows = torch.exp(-layer.A_log.exp() * dt), 0, []
+    for t in range(x.shape[1]):
+        write = dt[:, t, :, None] * v[:, t]
+        S = alpha[:, t, :, None, None] * S + B[:, t, :, :, None] * write[:, :, None, :]
+        rows.append(torch.einsum("bhkv,bhk->bhv", S, C[:, t]) + layer.D[:, None] * v[:, t])
+    o = (torch.stack(rows, 1).flatten(-2) * silu(z)).unflatten(-1, (G, -1))
+    o = o / (o.square().mean(-1, keepdim=True) + layer.norm.eps).sqrt()
+    return (o.flatten(-2) * layer.norm_weight) @ layer.out_proj.weight.T
+
+
 FORMS = {
+    "hgrn2": (lambda **o: HGRN2(24, 3, **o), hgrn2),
+    "hgrn2 bounded": (lambda **o: HGRN2(24, 2, key_dim=5, lower_bound=0.7, **o), hgrn2),
+    "mamba2": (lambda **o: Mamba2(24, 4, key_dim=6, value_dim=8, **o), mamba2),
+    "mamba2 groups": (
+        lambda **o: Mamba2(24, 4, key_dim=5, value_dim=3, num_key_heads=2, kernel_size=2, **o),
+        mamba2,
+    ),
     "gla": (lambda **o: GatedLinearAttention(24, 3, gate_rank=5, **o), gated_linear_attention),
     "gla sizes": (
         lambda **o: GatedLinearAttention(24, 2, key_dim=7, value_dim=5, **o),
@@ -148,6 +193,13 @@ def test_parameter_counts_of_the_docstrings():
     width = H * Dk
     expected = 4 * dim * width + (dim + width) * 2 * Dk + dim * H + 3 * width * W
     assert count(KimiDeltaAttention(dim, H, head_dim=Dk)) == expected + 2 * width + H + Dk
+    assert count(HGRN2(dim, 4)) == 4 * dim**2 + dim
+    assert count(HGRN2(dim, 4, key_dim=8)) == 2 * dim * 4 * 8 + 2 * dim**2 + dim
+    H, N, P, G = 4, 16, 32, 2
+    V = H * P
+    U = V + 2 * G * N
+    expected = dim * (2 * V + U + H) + U * (W + 1) + 3 * H + V
+    assert count(Mamba2(dim, H, key_dim=N, value_dim=P, num_key_heads=G)) == expected
 
 
 def test_gates_begin_in_their_ranges():
@@ -225,6 +277,33 @@ def test_same_weights_same_outputs_as_the_layer_of_kimi_linear():
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("G", [1, 2])
+def test_same_weights_same_outputs_as_the_mamba2_of_transformers(G):
+    """An implementation that no one here wrote."""
+    modeling = pytest.importorskip("transformers.models.mamba2.modeling_mamba2")
+    from transformers.models.mamba2 import Mamba2Config
+
+    H, N, P, dim = 4, 8, 16, 32
+    config = Mamba2Config(
+        hidden_size=dim, num_heads=H, head_dim=P, state_size=N, n_groups=G, conv_kernel=4,
+        expand=H * P // dim, num_hidden_layers=1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    theirs = modeling.Mamba2Mixer(config, 0)
+    ours = Mamba2(dim, H, key_dim=N, value_dim=P, num_key_heads=G)
+    with torch.no_grad():
+        ours.in_proj.weight.copy_(theirs.in_proj.weight)
+        ours.out_proj.weight.copy_(theirs.out_proj.weight)
+        ours.convolution.weight.copy_(theirs.conv1d.weight[:, 0])
+        ours.convolution.bias.copy_(theirs.conv1d.bias)
+        for name in ("A_log", "dt_bias", "D"):
+            getattr(ours, name).copy_(getattr(theirs, name))
+        ours.norm_weight.copy_(theirs.norm.weight)
+        ours.norm.eps = theirs.norm.variance_epsilon
+    x = torch.randn(2, 100, dim)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -235,6 +314,10 @@ def test_same_weights_same_outputs_as_the_layer_of_kimi_linear():
         (lambda: GatedDeltaNet(32, 3, num_value_heads=4), r"got 3; expected a divisor"),
         (lambda: GatedDeltaNet(32, 4, num_value_heads=2), r"num_value_heads: got 2; expected a mu"),
         (lambda: GatedDeltaNet(32, 4, kernel_size=9), r"kernel_size: got 9; expected at most 8"),
+        (lambda: HGRN2(32, 3), r"dim: got 32; expected a multiple of num_heads = 3"),
+        (lambda: HGRN2(32, 4, lower_bound=1.0), r"lower_bound: got 1.0; expected a number in"),
+        (lambda: Mamba2(32, 2, num_key_heads=4), r"num_key_heads: got 4; expected a divisor"),
+        (lambda: Mamba2(32, 4, key_dim=0), r"key_dim: got 0; expected an int >= 1"),
         (lambda: KimiDeltaAttention(32, 4, head_dim=0), r"key_dim: got 0"),
         (lambda: DeltaNet(32, 3), r"dim: got 32; expected a multiple of num_heads = 3"),
         (lambda: DeltaNet(32, 4, output_gate=1), r"output_gate: got int 1"),

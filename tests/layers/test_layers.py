@@ -7,11 +7,13 @@ import torch
 
 from linattn.feature_maps import Hedgehog
 from linattn.layers import (
+    HGRN2,
     DeltaNet,
     GatedDeltaNet,
     GatedLinearAttention,
     KimiDeltaAttention,
     LinearAttention,
+    Mamba2,
     MetaLA,
     SoftmaxAttention,
 )
@@ -32,6 +34,8 @@ KINDS = {
     "metala linear": lambda **o: MetaLA(32, 2, augmentation="linear", kernel_size=2, **o),
     "metala ablated": lambda **o: MetaLA(32, 2, augmentation=None, kernel_size=None, key=True, **o),
     "gla": lambda **o: GatedLinearAttention(32, 2, **o),
+    "hgrn2": lambda **o: HGRN2(32, 2, lower_bound=0.3, **o),
+    "mamba2": lambda **o: Mamba2(32, 4, key_dim=8, value_dim=16, num_key_heads=2, **o),
     "delta": lambda **o: DeltaNet(32, 2, output_gate=True, negative_eigenvalues=True, **o),
     "kimi": lambda **o: KimiDeltaAttention(32, 2, head_dim=8, **o),
     "gated delta": lambda **o: GatedDeltaNet(32, 2, num_value_heads=4, key_dim=8, **o),
@@ -136,7 +140,17 @@ def test_autocast_and_bfloat16(kind):
     assert (y.float() - exact).norm() < 3e-2 * exact.norm()
 
 
-ONE_WAY = ("metala", "metala linear", "metala ablated", "gla", "delta", "kimi", "gated delta")
+ONE_WAY = (
+    "metala",
+    "metala linear",
+    "metala ablated",
+    "gla",
+    "hgrn2",
+    "mamba2",
+    "delta",
+    "kimi",
+    "gated delta",
+)
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k not in ONE_WAY])

@@ -4,13 +4,16 @@ from linattn.layers.cache import ConvolutionCache, KeyValueCache, RecurrentCache
 from linattn.layers.delta_net import DeltaNet
 from linattn.layers.gated_delta_net import GatedDeltaNet
 from linattn.layers.gated_linear_attention import GatedLinearAttention
+from linattn.layers.hgrn2 import HGRN2
 from linattn.layers.kimi_delta_attention import KimiDeltaAttention
 from linattn.layers.linear import LinearAttention
+from linattn.layers.mamba2 import Mamba2
 from linattn.layers.metala import MetaLA
 from linattn.layers.short_convolution import ShortConvolution
 from linattn.layers.softmax import SoftmaxAttention
 
 __all__ = [
+    "HGRN2",
     "ConvolutionCache",
     "DeltaNet",
     "GatedDeltaNet",
@@ -18,6 +21,7 @@ __all__ = [
     "KeyValueCache",
     "KimiDeltaAttention",
     "LinearAttention",
+    "Mamba2",
     "MetaLA",
     "RecurrentCache",
     "ShortConvolution",
