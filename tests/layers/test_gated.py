@@ -10,6 +10,7 @@ from linattn.layers import (
     GatedDeltaNet,
     GatedLinearAttention,
     KimiDeltaAttention,
+    LightningAttention,
     Mamba2,
 )
 
@@ -116,7 +117,25 @@ def mamba2(layer, x):
     return (o.flatten(-2) * layer.norm_weight) @ layer.out_proj.weight.T
 
 
+def lightning(layer, x):
+    q, k, v = (
+        silu(x @ w.weight.T).unflatten(-1, (layer.num_heads, -1))
+        for w in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
+    decay, S, rows = torch.exp(-layer.slope)[:, None, None], 0, []
+    for t in range(x.shape[1]):
+        S = decay * S + k[:, t, :, :, None] * v[:, t, :, None, :]
+        rows.append(torch.einsum("bhkv,bhk->bhv", S, q[:, t]))
+    o = normed(layer, torch.stack(rows, 1).flatten(-2))
+    return (o * torch.sigmoid(x @ layer.g_proj.weight.T)) @ layer.o_proj.weight.T
+
+
 FORMS = {
+    "lightning": (lambda **o: LightningAttention(24, 3, depth=0.25, **o), lightning),
+    "lightning geometric": (
+        lambda **o: LightningAttention(24, 4, head_dim=5, slopes="geometric", **o),
+        lightning,
+    ),
     "hgrn2": (lambda **o: HGRN2(24, 3, **o), hgrn2),
     "hgrn2 bounded": (lambda **o: HGRN2(24, 2, key_dim=5, lower_bound=0.7, **o), hgrn2),
     "mamba2": (lambda **o: Mamba2(24, 4, key_dim=6, value_dim=8, **o), mamba2),
@@ -193,6 +212,7 @@ def test_parameter_counts_of_the_docstrings():
     width = H * Dk
     expected = 4 * dim * width + (dim + width) * 2 * Dk + dim * H + 3 * width * W
     assert count(KimiDeltaAttention(dim, H, head_dim=Dk)) == expected + 2 * width + H + Dk
+    assert count(LightningAttention(dim, 4)) == 5 * dim**2 + dim
     assert count(HGRN2(dim, 4)) == 4 * dim**2 + dim
     assert count(HGRN2(dim, 4, key_dim=8)) == 2 * dim * 4 * 8 + 2 * dim**2 + dim
     H, N, P, G = 4, 16, 32, 2
@@ -277,6 +297,38 @@ def test_same_weights_same_outputs_as_the_layer_of_kimi_linear():
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-3, atol=1e-5)
 
 
+def test_slopes_of_the_papers():
+    assert LightningAttention(32, 4, depth=0.5).slope.tolist() == [0.0, 1.0, 2.0, 3.0]
+    layer = LightningAttention(32, 4, slopes="geometric")
+    assert layer.slope.tolist() == [2**-2, 2**-4, 2**-6, 2**-8]
+
+
+@pytest.mark.parametrize("index", [0, 2])
+def test_same_weights_same_outputs_as_the_lightning_attention_of_minimax(index):
+    """An implementation that no one here wrote."""
+    modeling = pytest.importorskip("transformers.models.minimax.modeling_minimax")
+    from transformers.models.minimax import MiniMaxConfig
+
+    H, D, dim, layers = 4, 8, 32, 4
+    config = MiniMaxConfig(
+        hidden_size=dim, num_attention_heads=H, head_dim=D, num_hidden_layers=layers,
+        block_size=16, layer_types=["linear_attention"] * layers,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    theirs = modeling.MiniMaxLightningAttention(config, index)
+    ours = LightningAttention(dim, H, head_dim=D, slopes="geometric", depth=index / (layers - 1))
+    with torch.no_grad():
+        q, k, v = theirs.qkv_proj.weight.unflatten(0, (H, -1)).split(D, dim=1)
+        for to, x in ((ours.q_proj, q), (ours.k_proj, k), (ours.v_proj, v)):
+            to.weight.copy_(x.flatten(0, 1))
+        ours.g_proj.weight.copy_(theirs.output_gate.weight)
+        ours.o_proj.weight.copy_(theirs.out_proj.weight)
+        ours.norm.eps = theirs.norm.variance_epsilon
+    x = torch.randn(2, 100, dim)
+    expected, _ = theirs(x, None, None)
+    torch.testing.assert_close(ours(x), expected, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("G", [1, 2])
 def test_same_weights_same_outputs_as_the_mamba2_of_transformers(G):
     """An implementation that no one here wrote."""
@@ -314,6 +366,8 @@ def test_same_weights_same_outputs_as_the_mamba2_of_transformers(G):
         (lambda: GatedDeltaNet(32, 3, num_value_heads=4), r"got 3; expected a divisor"),
         (lambda: GatedDeltaNet(32, 4, num_value_heads=2), r"num_value_heads: got 2; expected a mu"),
         (lambda: GatedDeltaNet(32, 4, kernel_size=9), r"kernel_size: got 9; expected at most 8"),
+        (lambda: LightningAttention(32, 4, depth=2), r"depth: got 2; expected a number in"),
+        (lambda: LightningAttention(32, 4, slopes="alibi"), r"slopes: got 'alibi'; expected one"),
         (lambda: HGRN2(32, 3), r"dim: got 32; expected a multiple of num_heads = 3"),
         (lambda: HGRN2(32, 4, lower_bound=1.0), r"lower_bound: got 1.0; expected a number in"),
         (lambda: Mamba2(32, 2, num_key_heads=4), r"num_key_heads: got 4; expected a divisor"),

@@ -6,6 +6,7 @@ from linattn.layers.gated_delta_net import GatedDeltaNet
 from linattn.layers.gated_linear_attention import GatedLinearAttention
 from linattn.layers.hgrn2 import HGRN2
 from linattn.layers.kimi_delta_attention import KimiDeltaAttention
+from linattn.layers.lightning_attention import LightningAttention
 from linattn.layers.linear import LinearAttention
 from linattn.layers.mamba2 import Mamba2
 from linattn.layers.metala import MetaLA
@@ -20,6 +21,7 @@ __all__ = [
     "GatedLinearAttention",
     "KeyValueCache",
     "KimiDeltaAttention",
+    "LightningAttention",
     "LinearAttention",
     "Mamba2",
     "MetaLA",
