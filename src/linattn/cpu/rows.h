@@ -32,6 +32,17 @@ LINATTN_INLINE uint16_t to_bfloat16(float x) {
   const uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
   return x != x ? 0x7fc0 : uint16_t(rounded >> 16);
 }
+#if defined(__AVX512BF16__)
+// False: a number is subnormal, for which the instruction gives 0, and nothing is written.
+LINATTN_INLINE bool round_to_bfloat16(uint16_t* to, Vec<float> x) {
+  constexpr int kSubnormal = 0x20;
+  const __m512 all = reinterpret_cast<const __m512&>(x);
+  if (__builtin_expect(_mm512_fpclass_ps_mask(all, kSubnormal) != 0, 0)) return false;
+  const __m256bh y = _mm512_cvtneps_pbh(all);
+  memcpy(to, &y, sizeof y);
+  return true;
+}
+#endif
 LINATTN_INLINE float from_float16(uint16_t x) {
 #if defined(__F16C__)
   return _cvtsh_ss(x);
@@ -124,9 +135,8 @@ inline void store_row(
 #if defined(__AVX512BF16__)
         if constexpr (sizeof(T) == 4) {
           for (; i + 16 <= n; i += 16) {
-            const __m256bh x =
-                _mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_loadu_ps(in + i), _mm512_set1_ps(scale)));
-            memcpy(y + i, &x, sizeof x);
+            if (round_to_bfloat16(y + i, read(in + i) * scale)) continue;
+            for (int j = i; j < i + 16; ++j) y[j] = to_bfloat16(float(in[j] * scale));
           }
         }
 #endif

@@ -28,15 +28,13 @@ LINATTN_INLINE Vec<float> read(const uint16_t* p) {
 }
 LINATTN_INLINE void write(uint16_t* p, Vec<float> x) {
 #if defined(__AVX512BF16__)
-  const __m256bh y = _mm512_cvtneps_pbh(reinterpret_cast<const __m512&>(x));
-  memcpy(p, &y, sizeof y);
-#else
+  if (round_to_bfloat16(p, x)) return;
+#endif
   const Bits bits = reinterpret_cast<const Bits&>(x);
   const Bits rounded = bits + 0x7fff + ((bits >> 16) & 1);
   const Bits nan = Bits{} + 0x7fc00000;
   const Half y = __builtin_convertvector((x == x ? rounded : nan) >> 16, Half);
   memcpy(p, &y, sizeof y);
-#endif
 }
 template <class T>
 LINATTN_INLINE T read_one(const T* p) { return *p; }
