@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from linattn import linear_attention
+from linattn import causal_conv1d, linear_attention
 from linattn._contracts import _ARGUMENTS
 from linattn.layers import LinearAttention
 from linattn.testing import Case, make_inputs
@@ -205,3 +205,23 @@ def test_export_of_a_layer_that_can_be_trained(backend, options):
     exported = torch.export.export(layer, (torch.randn(2, 70, 16),), dynamic_shapes=(length,))
     x = torch.randn(2, 333, 16)
     torch.testing.assert_close(exported.module()(x), layer(x))
+
+
+@pytest.mark.parametrize("backend", ["auto", "chunked", "reference"])
+@pytest.mark.parametrize("N", [1, 3])
+def test_shapes_can_be_asked_of_meta_tensors(backend, N):
+    """A device that knows no autocast."""
+    q = torch.empty(2, N, 1, 8, device="meta")
+    o, state = linear_attention(q, q, q, return_state=True, backend=backend)
+    assert o.shape == q.shape
+    assert state.shape == (2, 1, 8, 8)
+    x = torch.empty(2, N, 8, device="meta")
+    assert causal_conv1d(x, torch.empty(8, 4, device="meta"), backend=backend).shape == x.shape
+
+
+def test_a_dtype_that_the_library_does_not_know_is_refused_by_words():
+    x = torch.zeros(1, 1, 1, 8, dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    with pytest.raises(TypeError, match=r"q: got torch.float8_e8m0fnu; expected"):
+        linear_attention(x, x, x)
+    with pytest.raises(TypeError, match=r"x: got torch.float8_e8m0fnu; expected"):
+        causal_conv1d(x[:, 0], torch.ones(8, 4))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from linattn._tangents import no_second_derivative, refuse_tangents
-from linattn._validation import state_dtype
+from linattn._validation import state_dtype, without_autocast
 from linattn._vmap import batching_rule
 
 _library = torch.library.Library("linattn", "DEF")
@@ -52,7 +52,7 @@ def forward(
     if q.shape[1] == 1 and cu_seqlens is None:  # one token is causal and not
         from linattn.chunked import step
 
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             return step.forward(
                 q, k, v, log_decay, beta, mask, initial_state, out_state, scale, bias, normalize
             )
@@ -81,11 +81,11 @@ def _kernels(backend: str, family: str) -> tuple[Any, Any]:
     """Return what runs an operator and its backward: the functions of the backend's module."""
 
     def forward(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             return _module(backend, family).forward(q, *rest)
 
     def backward(grad_o: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        with torch.autocast(grad_o.device.type, enabled=False):
+        with without_autocast(grad_o):
             return _module(backend, family).backward(grad_o, *rest[:-1])  # not `save`
 
     return forward, backward

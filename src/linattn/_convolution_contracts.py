@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from linattn._tangents import no_second_derivative, refuse_tangents
+from linattn._validation import without_autocast
 from linattn._vmap import convolution_batching_rule
 
 _library = torch.library.Library("linattn", "FRAGMENT")
@@ -65,11 +66,11 @@ def _register(backend: str) -> None:
         return importlib.import_module(f"linattn.{backend}.convolution")
 
     def run(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             return kernels().forward(x, *rest)
 
     def run_backward(grad_o: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        with torch.autocast(grad_o.device.type, enabled=False):
+        with without_autocast(grad_o):
             return kernels().backward(grad_o, *rest)
 
     def differentiate(ctx: Any, grad_o: Tensor, grad_state: Tensor) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import NoReturn
 
@@ -15,6 +16,13 @@ FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which states are kept and sums are taken: float32, or float64 for float64."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """Return a context without autocast on the device of x, which may know none, like meta."""
+    if not torch.amp.is_autocast_available(x.device.type):
+        return nullcontext()
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def reject(

@@ -90,6 +90,21 @@ def test_left_padding_equals_each_row_alone(kind):
 
 
 @kinds
+def test_decoding_after_right_padding_goes_on_from_the_last_token(kind):
+    """And a row of nothing but padding leaves the cache as it was."""
+    layer = KINDS[kind]()
+    x, following = torch.randn(3, 8, 32), torch.randn(3, 2, 32)
+    lengths = [8, 3, 6]
+    mask = torch.arange(8) < torch.tensor(lengths)[:, None]
+    _, cache = layer(x, mask=mask, return_cache=True)
+    _, cache = layer(x, mask=torch.zeros(3, 8, dtype=torch.bool), cache=cache, return_cache=True)
+    y = layer(following, cache=cache)
+    for i, n in enumerate(lengths):
+        alone = layer(torch.cat([x[i : i + 1, :n], following[i : i + 1]], dim=1))
+        close(y[i : i + 1], alone[:, n:], 1e-4)
+
+
+@kinds
 def test_what_stands_in_padding_reaches_nothing(kind):
     """NaN in a padded token: neither outputs nor gradients of any parameter see it."""
     layer = KINDS[kind]()

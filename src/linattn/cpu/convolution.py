@@ -42,7 +42,7 @@ def decode(
     silu = activation == "silu"
     try:
         o = _step()(x, weight, bias, silu, mask, initial_state, state)
-    except NotImplementedError:  # a tensor of another device or layout
+    except RuntimeError:  # a tensor of a device, layout or dtype that the library cannot take
         return None
     if o is None:
         return None

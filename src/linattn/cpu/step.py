@@ -55,7 +55,7 @@ def decode(
         return None
     try:
         o = _step()(q, k, v, log_decay, beta, mask, initial_state, state, scale, bias, normalize)
-    except NotImplementedError:  # a tensor of another device or layout
+    except RuntimeError:  # a tensor of a device, layout or dtype that the library cannot take
         return None
     if o is None:
         return None

@@ -41,11 +41,23 @@ class ShortConvolution(nn.Module):
     def forward(
         self, x: Tensor, mask: Tensor | None, state: Tensor | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return y [B, N, C] and the state [B, W - 1, C] after the last token."""
-        return causal_conv1d(
+        """Return y [B, N, C] and the state [B, W - 1, C] after the last token that is there."""
+        y, after = causal_conv1d(
             x, self.weight, self.bias, activation="silu", mask=mask, initial_state=state,
             return_state=True, cu_seqlens=cu_seqlens, backend=self.backend,
         )  # fmt: skip
+        return y, after if mask is None or cu_seqlens is not None else self._window(x, mask, state)
+
+    def _window(self, x: Tensor, mask: Tensor, state: Tensor | None) -> Tensor:
+        """Return the inputs up to the last token that is there: padding on the right is none."""
+        rows, N = mask.shape
+        if state is None:
+            state = x.new_zeros(rows, self.kernel_size - 1, self.channels)
+        inputs = torch.cat([state, x.masked_fill(~mask[:, :, None], 0)], dim=1)
+        tokens = torch.arange(1, N + 1, device=x.device)
+        last = torch.where(mask, tokens, 0).amax(1) if N > 0 else mask.new_zeros(rows).long()
+        window = last[:, None] + torch.arange(self.kernel_size - 1, device=x.device)  # [B, W - 1]
+        return inputs.gather(1, window[:, :, None].expand(-1, -1, self.channels))
 
     def state_size(self) -> int:
         """Return how many numbers of state a batch row keeps."""

@@ -31,7 +31,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from linattn._validation import sequence_bounds, state_dtype
+from linattn._validation import sequence_bounds, state_dtype, without_autocast
 from linattn.reference import additive, delta
 
 
@@ -51,7 +51,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return o [B, N, H, Dv] in q's dtype and the final state; arguments as `linear_attention`."""
     dtype, sums = q.dtype, state_dtype(q.dtype)
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q):
         H = max(q.shape[2], k.shape[2], v.shape[2])
         q, k, v = (_repeat_heads(x.to(sums), H) for x in (q, k, v))
         log_decay = _per_token(log_decay, q)

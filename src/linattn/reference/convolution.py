@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from linattn._validation import sequence_bounds, state_dtype
+from linattn._validation import sequence_bounds, state_dtype, without_autocast
 
 
 def token_loop(
@@ -34,7 +34,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return o and the final state, in x's dtype."""
     dtype, sums = x.dtype, state_dtype(x.dtype)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         present = x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
         x = torch.where(present[..., None], x.to(sums), 0)
         weight = weight.to(sums)
