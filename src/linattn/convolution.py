@@ -82,7 +82,7 @@ def causal_conv1d(
 
     Returns:
         o [B, N, C] in x's dtype, or (o, state) with `return_state`. Sums are taken in float32, or
-        float64 for float64.
+        float64 for float64. Autocast changes nothing: x and its state keep their dtype.
 
     Raises:
         TypeError: an argument of the wrong type or dtype.
