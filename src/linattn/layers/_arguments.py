@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from linattn._validation import (
@@ -71,3 +72,8 @@ def blank_padding(x: Tensor, mask: Tensor | None) -> Tensor:
         return x
     check_mask(mask, x)
     return x.masked_fill(~mask[:, :, None], 0)
+
+
+def at_least_float32(logits: Tensor) -> Tensor:
+    """Return the logits of a decay in float32, or float64: 16 bits would round it to 1."""
+    return logits if logits.dtype == torch.float64 else logits.float()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from linattn import _validation as check
 from linattn._backends import NAMES
-from linattn.layers._arguments import blank_padding, check_forward, require_choice
+from linattn.layers._arguments import at_least_float32, blank_padding, check_forward, require_choice
 from linattn.layers.cache import RecurrentCache
 from linattn.ops import linear_attention
 
@@ -86,9 +85,7 @@ class GatedLinearAttention(nn.Module):
         """Mix the tokens of x; arguments and result as in `LinearAttention.forward`."""
         check_forward(x, self.dim, True, cache, RecurrentCache, return_cache, cu_seqlens)
         x = blank_padding(x, mask)
-        # In float32 at least: 16 bits would round a decay near 1 to 1.
-        logits = self.decay_proj(x)
-        logits = logits if logits.dtype == torch.float64 else logits.float()
+        logits = at_least_float32(self.decay_proj(x))
         o, state = linear_attention(
             self._heads(self.q_proj(x)),
             self._heads(self.k_proj(x)),

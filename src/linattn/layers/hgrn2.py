@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from linattn import _validation as check
 from linattn._backends import NAMES
-from linattn.layers._arguments import blank_padding, check_forward, require_choice
+from linattn.layers._arguments import at_least_float32, blank_padding, check_forward, require_choice
 from linattn.layers.cache import RecurrentCache
 from linattn.ops import linear_attention
 
@@ -80,9 +80,7 @@ class HGRN2(nn.Module):
         check_forward(x, self.dim, True, cache, RecurrentCache, return_cache, cu_seqlens)
         x = blank_padding(x, mask)
         v = self._heads(self.v_proj(x))
-        # In float32 at least: 16 bits would round a decay near 1 to 1, and a key near 0 to 0.
-        logits = self._heads(self.decay_proj(x))
-        logits = logits if logits.dtype == torch.float64 else logits.float()
+        logits = at_least_float32(self._heads(self.decay_proj(x)))
         free = (1 - self.lower_bound) * torch.sigmoid(-logits)  # 1 - f, without cancellation
         log_decay = nn.functional.logsigmoid(logits)
         if self.lower_bound > 0:

@@ -11,6 +11,7 @@ from linattn import _validation as check
 from linattn._backends import NAMES
 from linattn.feature_maps import make_feature_map, normalised
 from linattn.layers._arguments import (
+    at_least_float32,
     blank_padding,
     check_forward,
     per_head,
@@ -200,8 +201,7 @@ class LinearAttention(nn.Module):
                 self.head_log_decay.float()
             )  # fmt: skip
         logits = self.decay_proj(x)  # [B, N, H] or [B, N, H * features]
-        # In float32 at least: 16 bits would round a decay near 1 to 1.
-        logits = logits if logits.dtype == torch.float64 else logits.float()
+        logits = at_least_float32(logits)
         g = nn.functional.logsigmoid(logits) / 16
         return g.unflatten(-1, (self.heads, self.features)) if self.decay == "channel" else g
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from linattn import _validation as check
 from linattn._backends import NAMES
-from linattn.layers._arguments import blank_padding, check_forward, require_choice
+from linattn.layers._arguments import at_least_float32, blank_padding, check_forward, require_choice
 from linattn.layers.cache import ConvolutionCache, RecurrentCache
 from linattn.layers.short_convolution import ShortConvolution
 from linattn.ops import linear_attention
@@ -108,9 +108,7 @@ class MetaLA(nn.Module):
             u, window = self.convolution(u, mask, before, cu_seqlens)
 
         q, v = self._heads(self.q_proj(u)), self._heads(self.v_proj(u))
-        # In float32 at least: 16 bits would round a decay near 1 to 1, and a key near 0 to 0.
-        logits = self.decay_proj(u)
-        logits = logits if logits.dtype == torch.float64 else logits.float()
+        logits = at_least_float32(self.decay_proj(u))
         log_decay = self._heads(nn.functional.logsigmoid(logits) / 16)  # [B, N, H, Dk]
         rest = (-torch.expm1(log_decay)).to(v.dtype)  # 1 - alpha
         k = rest if self.k_proj is None else self._heads(self.k_proj(u))
