@@ -7,6 +7,7 @@ import pytest
 
 import linattn
 import linattn.layers
+from linattn.layers.family import layers, table
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -39,3 +40,28 @@ def test_every_public_name_is_on_the_api_page():
     for module in (linattn, linattn.layers):
         for name in module.__all__:
             assert name == "__version__" or f"{module.__name__}.{name}" in listed
+
+
+def test_the_family_page_is_what_the_layers_say():
+    assert (ROOT / "docs" / "family.md").read_text() == table() + "\n"
+
+
+def test_the_family_meets_the_criteria_as_published():
+    """Chou et al. 2024, table 1: the groups that linattn has a layer for."""
+    published = {
+        "SoftmaxAttention": (False, True, True, False),
+        "Retention": (True, False, False, False),
+        "LightningAttention": (True, False, False, False),
+        "GatedLinearAttention": (True, True, True, False),
+        "Mamba2": (True, True, True, False),
+        "LinearAttention": (True, False, True, False),
+        "MetaLA": (True, True, True, True),
+    }
+    for name, criteria in published.items():
+        f = layers()[name]
+        found = (f.linear_cost, f.dynamic_memory, f.static_approximation, f.fewest_parameters)
+        assert found == criteria, name
+    mixers = {
+        n for n in linattn.layers.__all__ if hasattr(getattr(linattn.layers, n), "state_size")
+    }
+    assert mixers - {"ShortConvolution"} == set(layers())

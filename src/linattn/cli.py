@@ -30,8 +30,17 @@ def main() -> None:
 
 
 @app.command()
-def info() -> None:
+def info(
+    family: Annotated[
+        bool, typer.Option("--family", help="Print MetaLA's table of the layers, in Markdown.")
+    ] = False,
+) -> None:
     """Show versions, devices and backends, and why each is on or off."""
+    if family:
+        from linattn.layers.family import table as family_table
+
+        print(family_table())
+        return
     import platform
 
     import torch

@@ -12,6 +12,8 @@ from linattn.layers import (
     KimiDeltaAttention,
     LightningAttention,
     Mamba2,
+    Retention,
+    SoftmaxAttention,
 )
 
 
@@ -19,6 +21,8 @@ def enlarged(layer):
     """Large weights in float64, so that every part is felt."""
     torch.manual_seed(0)
     layer = layer.double()
+    if isinstance(layer, Retention):
+        layer.reset_parameters()  # its constants again, unrounded
     with torch.no_grad():
         for p in layer.parameters():
             p.copy_(torch.randn_like(p) * (0.5 if p.dim() > 1 else 0.3))
@@ -45,6 +49,27 @@ def gated_linear_attention(layer, x):
     for t in range(x.shape[1]):
         S = alpha[:, t, :, :, None] * S + k[:, t, :, :, None] * v[:, t, :, None, :]
         rows.append(torch.einsum("bhkv,bhk->bhv", S, q[:, t]) * layer.key_dim**-0.5)
+    o = normed(layer, torch.stack(rows, 1)).flatten(-2)
+    return (o * silu(x @ layer.g_proj.weight.T)) @ layer.o_proj.weight.T
+
+
+def retention(layer, x):
+    """With channel pairs as complex numbers: k_s turned by s, q_t by t."""
+    H, D = layer.num_heads, layer.key_dim
+    q, k, v = (
+        (x @ w.weight.T).unflatten(-1, (H, -1)) for w in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
+    q, k = (torch.complex(*y.chunk(2, -1)) for y in (q, k))
+    theta = layer.rope ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
+    gamma = 1 - 2.0 ** (-5 - torch.arange(H, dtype=torch.float64))
+    rows = []
+    for t in range(x.shape[1]):
+        o = 0
+        for s in range(t + 1):
+            turn = torch.exp(1j * (t - s) * theta)
+            weight = (q[:, t] * turn * k[:, s].conj()).sum(-1).real * gamma ** (t - s) * D**-0.5
+            o = o + weight[..., None] * v[:, s]
+        rows.append(o)
     o = normed(layer, torch.stack(rows, 1)).flatten(-2)
     return (o * silu(x @ layer.g_proj.weight.T)) @ layer.o_proj.weight.T
 
@@ -148,6 +173,7 @@ FORMS = {
         lambda **o: GatedLinearAttention(24, 2, key_dim=7, value_dim=5, **o),
         gated_linear_attention,
     ),
+    "retention": (lambda **o: Retention(24, 3, rope=50.0, **o), retention),
     "delta": (lambda **o: DeltaNet(24, 3, **o), delta_rule),
     "delta gate": (
         lambda **o: DeltaNet(
@@ -213,6 +239,8 @@ def test_parameter_counts_of_the_docstrings():
     expected = 4 * dim * width + (dim + width) * 2 * Dk + dim * H + 3 * width * W
     assert count(KimiDeltaAttention(dim, H, head_dim=Dk)) == expected + 2 * width + H + Dk
     assert count(LightningAttention(dim, 4)) == 5 * dim**2 + dim
+    assert count(Retention(dim, 4)) == 8 * dim**2 + 2 * dim // 4
+    assert count(SoftmaxAttention(dim, 4)) == 4 * dim**2
     assert count(HGRN2(dim, 4)) == 4 * dim**2 + dim
     assert count(HGRN2(dim, 4, key_dim=8)) == 2 * dim * 4 * 8 + 2 * dim**2 + dim
     H, N, P, G = 4, 16, 32, 2

@@ -16,6 +16,7 @@ from linattn.layers import (
     LinearAttention,
     Mamba2,
     MetaLA,
+    Retention,
     SoftmaxAttention,
 )
 
@@ -41,7 +42,10 @@ KINDS = {
     "delta": lambda **o: DeltaNet(32, 2, output_gate=True, negative_eigenvalues=True, **o),
     "kimi": lambda **o: KimiDeltaAttention(32, 2, head_dim=8, **o),
     "gated delta": lambda **o: GatedDeltaNet(32, 2, num_value_heads=4, key_dim=8, **o),
+    "retention": lambda **o: Retention(32, 2, **o),
     "softmax": lambda **o: SoftmaxAttention(32, 4, num_key_heads=2, projection_bias=True, **o),
+    "softmax rope": lambda **o: SoftmaxAttention(32, 4, rope=100.0, **o),
+    "softmax window": lambda **o: SoftmaxAttention(32, 4, rope=100.0, window=5, **o),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -168,6 +172,8 @@ ONE_WAY = (
     "delta",
     "kimi",
     "gated delta",
+    "retention",
+    "softmax window",
 )
 
 
@@ -234,9 +240,10 @@ def test_two_layers_swap_in_one_word():
     softmax = inspect.signature(SoftmaxAttention.forward).parameters
     assert list(linear) == list(softmax)
     assert all(linear[n].default == softmax[n].default for n in linear)
-    shared = inspect.signature(SoftmaxAttention).parameters
+    shared = set(inspect.signature(SoftmaxAttention).parameters) - {"rope", "window"}
     own = inspect.signature(LinearAttention).parameters
-    assert all(own[n].default == shared[n].default for n in shared)
+    twin = inspect.signature(SoftmaxAttention).parameters
+    assert all(own[n].default == twin[n].default for n in shared)
 
 
 def test_affine_with_unit_norm_keeps_weights_positive():
@@ -283,22 +290,6 @@ BAD = {
     "map type": (lambda: LinearAttention(32, 4, feature_map=["relu"]), ["feature_map", "relu"]),
     "projection": (lambda: LinearAttention(32, 4, projection_bias="no"), ["projection_bias", "no"]),
     "hedgehog": (lambda: Hedgehog(0, 4), ["num_heads", "0", "an int >= 1"]),
-    "softmax cache of another batch": (
-        lambda: SoftmaxAttention(32, 4)(
-            X, cache=SoftmaxAttention(32, 4)(X[:1], return_cache=True)[1]
-        ),
-        ["cache.key", "[1, 6, 4, 8]", "[2, N, 4, 8]"],
-    ),
-    "softmax cache of another dtype": (
-        lambda: SoftmaxAttention(32, 4)(
-            X, cache=SoftmaxAttention(32, 4).double()(X.double(), return_cache=True)[1]
-        ),
-        ["cache.key", "float64", "float32"],
-    ),
-    "softmax heads": (
-        lambda: SoftmaxAttention(32, 4, num_key_heads=3),
-        ["num_key_heads", "3", "num_heads = 4"],
-    ),
 }
 
 

@@ -1,6 +1,12 @@
 """Attention layers with one forward signature, so that one word swaps one for another."""
 
-from linattn.layers.cache import ConvolutionCache, KeyValueCache, RecurrentCache
+from linattn.layers.bidirectional import Bidirectional
+from linattn.layers.cache import (
+    ConvolutionCache,
+    KeyValueCache,
+    RecurrentCache,
+    RetentionCache,
+)
 from linattn.layers.delta_net import DeltaNet
 from linattn.layers.gated_delta_net import GatedDeltaNet
 from linattn.layers.gated_linear_attention import GatedLinearAttention
@@ -10,11 +16,14 @@ from linattn.layers.lightning_attention import LightningAttention
 from linattn.layers.linear import LinearAttention
 from linattn.layers.mamba2 import Mamba2
 from linattn.layers.metala import MetaLA
+from linattn.layers.retention import Retention
+from linattn.layers.rotary import rotary
 from linattn.layers.short_convolution import ShortConvolution
 from linattn.layers.softmax import SoftmaxAttention
 
 __all__ = [
     "HGRN2",
+    "Bidirectional",
     "ConvolutionCache",
     "DeltaNet",
     "GatedDeltaNet",
@@ -26,6 +35,9 @@ __all__ = [
     "Mamba2",
     "MetaLA",
     "RecurrentCache",
+    "Retention",
+    "RetentionCache",
     "ShortConvolution",
     "SoftmaxAttention",
+    "rotary",
 ]

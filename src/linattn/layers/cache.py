@@ -28,12 +28,24 @@ class ConvolutionCache(NamedTuple):
         return ConvolutionCache(*(x.index_select(0, rows) for x in self))
 
 
+class RetentionCache(NamedTuple):
+    """The state of a layer whose keys are turned by their position."""
+
+    state: Tensor  # [B, H, Dk, Dv]
+    seen: Tensor  # [B] int64: how many tokens
+
+    def select(self, rows: Tensor) -> RetentionCache:
+        """Return the cache of these batch rows [B'], in this order: what beam search needs."""
+        return RetentionCache(*(x.index_select(0, rows) for x in self))
+
+
 class KeyValueCache(NamedTuple):
-    """All keys and values seen: grows with every token."""
+    """All keys and values seen, or those of the window: grows with every token, or up to it."""
 
     key: Tensor  # [B, N, Hk, D]
     value: Tensor  # [B, N, Hk, Dv]
     mask: Tensor  # [B, N] bool, False: not there
+    seen: Tensor  # [B] int64: how many tokens
 
     def select(self, rows: Tensor) -> KeyValueCache:
         """Return the cache of these batch rows [B'], in this order: what beam search needs."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -10,6 +12,7 @@ from linattn._backends import NAMES
 from linattn.feature_maps import normalised
 from linattn.layers._arguments import blank_padding, check_forward, require_choice, require_heads
 from linattn.layers.cache import ConvolutionCache
+from linattn.layers.family import Family
 from linattn.layers.short_convolution import ShortConvolution
 from linattn.ops import linear_attention
 
@@ -42,6 +45,15 @@ class DeltaNet(nn.Module):
     Raises:
         ValueError, TypeError: an argument out of range.
     """
+
+    family: ClassVar[Family] = Family(
+        "norm(silu(conv(x Wq)))",
+        "norm(silu(conv(x Wk)))",
+        "silu(conv(x Wv))",
+        "1",
+        "1, or silu(x Wg)",
+        "delta",
+    )
 
     def __init__(
         self,

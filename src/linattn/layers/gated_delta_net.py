@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
 from linattn.layers.delta_net import DeltaNet, reset_softplus_decay, softplus_decay
+from linattn.layers.family import Family
 
 
 class GatedDeltaNet(DeltaNet):
@@ -37,6 +40,15 @@ class GatedDeltaNet(DeltaNet):
         ValueError, TypeError: an argument out of range.
     """
 
+    family: ClassVar[Family] = Family(
+        "norm(silu(conv(x Wq)))",
+        "norm(silu(conv(x Wk)))",
+        "silu(conv(x Wv))",
+        "exp(-A dt), a head",
+        "silu(x Wg)",
+        "delta",
+    )
+
     def __init__(
         self,
         dim: int,
@@ -59,6 +71,10 @@ class GatedDeltaNet(DeltaNet):
         self.decay_proj = nn.Linear(dim, self.num_value_heads, bias=False)
         self.A_log = nn.Parameter(torch.empty(self.num_value_heads))
         self.dt_bias = nn.Parameter(torch.empty(self.num_value_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw A from U(0.01, 16) and softplus(dt_bias) log-uniform in 0.001 to 0.1."""
         reset_softplus_decay(self.A_log, self.dt_bias, 0.01)  # not 0: it has no logarithm
 
     def log_decay(self, x: Tensor) -> Tensor:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 from linattn import _validation as check
 from linattn._backends import NAMES
 from linattn.layers._arguments import at_least_float32, blank_padding, check_forward, require_choice
 from linattn.layers.cache import RecurrentCache
+from linattn.layers.family import Family
 from linattn.ops import linear_attention
 
 
@@ -36,6 +39,10 @@ class GatedLinearAttention(nn.Module):
     Raises:
         ValueError, TypeError: an argument out of range.
     """
+
+    family: ClassVar[Family] = Family(
+        "x Wq", "x Wk", "x Wv", "sigmoid(x W1 W2 + b)^(1/16), a channel", "silu(x Wr)", "dynamic"
+    )
 
     def __init__(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -9,6 +11,7 @@ from linattn import _validation as check
 from linattn._backends import NAMES
 from linattn.layers._arguments import at_least_float32, blank_padding, check_forward, require_choice
 from linattn.layers.cache import RecurrentCache
+from linattn.layers.family import Family
 from linattn.ops import linear_attention
 
 
@@ -35,6 +38,16 @@ class HGRN2(nn.Module):
     Raises:
         ValueError, TypeError: an argument out of range.
     """
+
+    family: ClassVar[Family] = Family(
+        "silu(x Wq)",
+        "1 - alpha",
+        "x Wi",
+        "lb + (1 - lb) sigmoid(x Wf), a channel",
+        "1",
+        "dynamic",
+        tied_key=True,
+    )
 
     def __init__(
         self,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
 from linattn.layers.delta_net import DeltaNet, reset_softplus_decay, softplus_decay
+from linattn.layers.family import Family
 
 
 class KimiDeltaAttention(DeltaNet):
@@ -35,6 +38,15 @@ class KimiDeltaAttention(DeltaNet):
         ValueError, TypeError: an argument out of range.
     """
 
+    family: ClassVar[Family] = Family(
+        "norm(silu(conv(x Wq)))",
+        "norm(silu(conv(x Wk)))",
+        "silu(conv(x Wv))",
+        "exp(-A dt), a channel",
+        "sigmoid(x G1 G2 + b)",
+        "delta",
+    )
+
     def __init__(
         self,
         dim: int,
@@ -58,6 +70,10 @@ class KimiDeltaAttention(DeltaNet):
         )
         self.A_log = nn.Parameter(torch.empty(num_heads))
         self.dt_bias = nn.Parameter(torch.empty(num_heads, head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw A from U(1, 16) and softplus(dt_bias) log-uniform in 0.001 to 0.1."""
         reset_softplus_decay(self.A_log, self.dt_bias, 1.0)
 
     def log_decay(self, x: Tensor) -> Tensor:

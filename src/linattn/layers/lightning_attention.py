@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -9,6 +11,7 @@ from linattn import _validation as check
 from linattn._backends import NAMES
 from linattn.layers._arguments import blank_padding, check_forward, per_head, require_choice
 from linattn.layers.cache import RecurrentCache
+from linattn.layers.family import Family
 from linattn.ops import linear_attention
 
 
@@ -38,6 +41,10 @@ class LightningAttention(nn.Module):
         ValueError, TypeError: an argument out of range.
     """
 
+    family: ClassVar[Family] = Family(
+        "silu(x Wq)", "silu(x Wk)", "silu(x Wv)", "exp(-s_h), fixed", "sigmoid(x Wg)", "fixed"
+    )
+
     def __init__(
         self,
         dim: int,
@@ -65,11 +72,19 @@ class LightningAttention(nn.Module):
         self.g_proj = nn.Linear(dim, width, bias=False)
         self.o_proj = nn.Linear(width, dim, bias=False)
         self.norm = nn.RMSNorm(width, eps=1e-6)
-        head = torch.arange(num_heads, dtype=torch.float64) * 8 / num_heads
-        slope = head if slopes == "linear" else 2 ** (-head - 8 / num_heads)
+        self.slopes, self.depth = slopes, depth
         self.slope: Tensor
         # Saved with the weights, so that a module made on "meta" and loaded has it too.
-        self.register_buffer("slope", (slope * (1 - depth)).float())
+        self.register_buffer("slope", torch.empty(num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the slopes."""
+        H = self.num_heads
+        head = torch.arange(H, dtype=torch.float64) * 8 / H
+        slope = head if self.slopes == "linear" else 2 ** (-head - 8 / H)
+        with torch.no_grad():
+            self.slope.copy_(slope * (1 - self.depth))
 
     def forward(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ from linattn.layers._arguments import (
     require_heads,
 )
 from linattn.layers.cache import RecurrentCache
+from linattn.layers.family import Family
+from linattn.layers.retention import retention_log_decay
 from linattn.noise import element_dropout, multiplicative_noise
 from linattn.ops import linear_attention
 
@@ -61,6 +63,10 @@ class LinearAttention(nn.Module):
         ValueError, TypeError: an argument out of range, or a combination that the operator has
             no definition for.
     """
+
+    family: ClassVar[Family] = Family(
+        "phi(x Wq)", "phi(x Wk)", "x Wv", "1, or fixed, or sigmoid(x Wa)^(1/16)", "1", "none"
+    )
 
     def __init__(
         self,
@@ -133,10 +139,15 @@ class LinearAttention(nn.Module):
             gates = self.heads * (self.features if decay == "channel" else 1)
             self.decay_proj = nn.Linear(dim, gates)
         self.head_log_decay: Tensor | None
-        constants = [math.log1p(-(2.0 ** (-5 - h))) for h in range(self.heads)]
-        constant = torch.tensor(constants) if decay == "head" else None
         # Saved with the weights, so that a module made on "meta" and loaded has it too.
-        self.register_buffer("head_log_decay", constant)
+        self.register_buffer("head_log_decay", torch.empty(self.heads) if decay == "head" else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the constant decays of the heads, as in `Retention`."""
+        if self.head_log_decay is not None:
+            with torch.no_grad():
+                self.head_log_decay.copy_(retention_log_decay(self.heads))
 
     def forward(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -10,6 +12,7 @@ from linattn._backends import NAMES
 from linattn.layers._arguments import blank_padding, check_forward, require_choice, require_heads
 from linattn.layers.cache import ConvolutionCache
 from linattn.layers.delta_net import reset_softplus_decay, softplus_decay
+from linattn.layers.family import Family
 from linattn.layers.short_convolution import ShortConvolution
 from linattn.ops import linear_attention
 
@@ -40,6 +43,15 @@ class Mamba2(nn.Module):
         ValueError, TypeError: an argument out of range.
     """
 
+    family: ClassVar[Family] = Family(
+        "C = silu(conv(x Wc))",
+        "B = silu(conv(x Wb))",
+        "dt silu(conv(x Wx))",
+        "exp(-A dt), a head",
+        "silu(x Wz)",
+        "dynamic",
+    )
+
     def __init__(
         self,
         dim: int,
@@ -68,11 +80,17 @@ class Mamba2(nn.Module):
         )
         self.A_log = nn.Parameter(torch.empty(num_heads))
         self.dt_bias = nn.Parameter(torch.empty(num_heads))
-        self.D = nn.Parameter(torch.ones(num_heads))
+        self.D = nn.Parameter(torch.empty(num_heads))
         self.norm = nn.RMSNorm(values // num_key_heads, eps=1e-5, elementwise_affine=False)
-        self.norm_weight = nn.Parameter(torch.ones(values))
+        self.norm_weight = nn.Parameter(torch.empty(values))
         self.out_proj = nn.Linear(values, dim, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw A from U(1, 16) and dt log-uniform in 0.001 to 0.1; D and the norm are 1."""
         reset_softplus_decay(self.A_log, self.dt_bias, 1.0)
+        nn.init.ones_(self.D)
+        nn.init.ones_(self.norm_weight)
 
     def forward(
         self,

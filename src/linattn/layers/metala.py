@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -9,6 +11,7 @@ from linattn import _validation as check
 from linattn._backends import NAMES
 from linattn.layers._arguments import at_least_float32, blank_padding, check_forward, require_choice
 from linattn.layers.cache import ConvolutionCache, RecurrentCache
+from linattn.layers.family import Family
 from linattn.layers.short_convolution import ShortConvolution
 from linattn.ops import linear_attention
 
@@ -43,6 +46,16 @@ class MetaLA(nn.Module):
         ValueError, TypeError: an argument out of range.
     """
 
+    family: ClassVar[Family] = Family(
+        "u Wq",
+        "1 - alpha",
+        "u Wv",
+        "sigmoid(u Wa)^(1/16), a channel",
+        "silu(u Wg + b)",
+        "dynamic",
+        tied_key=True,
+    )
+
     def __init__(
         self,
         dim: int,
@@ -75,16 +88,18 @@ class MetaLA(nn.Module):
         self.g_proj = nn.Linear(dim, dim)
         self.o_proj = nn.Linear(dim, dim, bias=False)
         self.augmentation_weight = (
-            None if augmentation is None else nn.Parameter(torch.zeros(num_heads, self.key_dim))
+            None if augmentation is None else nn.Parameter(torch.empty(num_heads, self.key_dim))
         )
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the projections from N(0, 0.02), the gate's bias 0 (as the released model does)."""
-        for layer in self.children():
+        for layer in self.children():  # as the released model does
             if isinstance(layer, nn.Linear):
                 nn.init.normal_(layer.weight, std=0.02)
         nn.init.zeros_(self.g_proj.bias)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the augmentation to none."""
+        if self.augmentation_weight is not None:
+            nn.init.zeros_(self.augmentation_weight)
 
     def forward(
         self,

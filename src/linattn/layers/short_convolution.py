@@ -33,10 +33,13 @@ class ShortConvolution(nn.Module):
             check.reject("kernel_size", kernel_size, f"at most {MOST_TAPS}")
         self.channels, self.kernel_size, self.backend = channels, kernel_size, backend
         self.weight = nn.Parameter(torch.empty(channels, kernel_size))
-        nn.init.uniform_(self.weight, -(kernel_size**-0.5), kernel_size**-0.5)
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
-        if self.bias is not None:
-            nn.init.uniform_(self.bias, -(kernel_size**-0.5), kernel_size**-0.5)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw weight and bias as torch.nn.Conv1d does."""
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -(self.kernel_size**-0.5), self.kernel_size**-0.5)
 
     def forward(
         self, x: Tensor, mask: Tensor | None, state: Tensor | None, cu_seqlens: Tensor | None
