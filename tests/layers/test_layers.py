@@ -32,6 +32,9 @@ KINDS = {
     "head": lambda **o: LinearAttention(32, 4, decay="head", **o),
     "token": lambda **o: LinearAttention(32, 4, decay="token", projection_bias=True, **o),
     "channel": lambda **o: LinearAttention(32, 4, num_value_heads=8, decay="channel", **o),
+    "affine rope": lambda **o: LinearAttention(
+        32, 4, rope=50.0, qk_norm="l2", bias=1.0, normalize=True, **o
+    ),
     "metala": lambda **o: MetaLA(32, 4, **o),
     "metala linear": lambda **o: MetaLA(32, 2, augmentation="linear", kernel_size=2, **o),
     "metala ablated": lambda **o: MetaLA(32, 2, augmentation=None, kernel_size=None, key=True, **o),
@@ -240,7 +243,7 @@ def test_two_layers_swap_in_one_word():
     softmax = inspect.signature(SoftmaxAttention.forward).parameters
     assert list(linear) == list(softmax)
     assert all(linear[n].default == softmax[n].default for n in linear)
-    shared = set(inspect.signature(SoftmaxAttention).parameters) - {"rope", "window"}
+    shared = set(inspect.signature(SoftmaxAttention).parameters) - {"window"}
     own = inspect.signature(LinearAttention).parameters
     twin = inspect.signature(SoftmaxAttention).parameters
     assert all(own[n].default == twin[n].default for n in shared)

@@ -19,9 +19,10 @@ from linattn.layers._arguments import (
     require_dropout,
     require_heads,
 )
-from linattn.layers.cache import RecurrentCache
+from linattn.layers.cache import RecurrentCache, RetentionCache
 from linattn.layers.family import Family
 from linattn.layers.retention import retention_log_decay
+from linattn.layers.rotary import positions_of, require_base, rotary, tokens_seen
 from linattn.noise import element_dropout, multiplicative_noise
 from linattn.ops import linear_attention
 
@@ -57,6 +58,7 @@ class LinearAttention(nn.Module):
         dropout_mode: "gaussian_output", the published noise on the output, or "qk", dropout of
             the elements of phi(q) and phi(k).
         projection_bias: whether the four projections have a bias.
+        rope: base of the rotary position embedding in front of the rest; None: no positions.
         backend: as in `linear_attention`.
 
     Raises:
@@ -87,6 +89,7 @@ class LinearAttention(nn.Module):
         dropout: float = 0.0,
         dropout_mode: str = "gaussian_output",
         projection_bias: bool = False,
+        rope: float | None = None,
         backend: str = "auto",
     ):
         super().__init__()
@@ -119,6 +122,9 @@ class LinearAttention(nn.Module):
             expected = "bias=0.0 and normalize=False with decay='channel'"
             name, got = ("bias", bias) if bias != 0.0 else ("normalize", normalize)
             check.reject(name, got, expected)
+        require_base("rope", rope)
+        if rope is not None and self.key_dim % 2 != 0:
+            check.reject("key_dim", self.key_dim, "an even number, to turn channels in pairs")
         self.query_map, self.features = make_feature_map(feature_map, num_heads, self.key_dim)
         self.key_map, _ = make_feature_map(feature_map, self.num_key_heads, self.key_dim)
         if scale is None:
@@ -128,6 +134,7 @@ class LinearAttention(nn.Module):
         self.causal, self.feature_map, self.bias, self.scale = causal, feature_map, bias, scale
         self.normalize, self.qk_norm, self.decay = normalize, qk_norm, decay
         self.dropout, self.dropout_mode, self.backend = dropout, dropout_mode, backend
+        self.rope = rope
 
         value_width = self.num_value_heads * self.value_dim
         self.q_proj = nn.Linear(dim, num_heads * self.key_dim, bias=projection_bias)
@@ -155,9 +162,9 @@ class LinearAttention(nn.Module):
         *,
         mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
-        cache: RecurrentCache | None = None,
+        cache: RecurrentCache | RetentionCache | None = None,
         return_cache: bool = False,
-    ) -> Tensor | tuple[Tensor, RecurrentCache]:
+    ) -> Tensor | tuple[Tensor, RecurrentCache | RetentionCache]:
         """Mix the tokens of x.
 
         Args:
@@ -169,13 +176,19 @@ class LinearAttention(nn.Module):
             return_cache: also return the cache after these tokens.
 
         Returns:
-            y [B, N, dim], or (y, cache) with return_cache.
+            y [B, N, dim], or (y, cache) with return_cache: a RecurrentCache, with rope a
+            RetentionCache.
         """
-        check_forward(x, self.dim, self.causal, cache, RecurrentCache, return_cache, cu_seqlens)
+        kind = RecurrentCache if self.rope is None else RetentionCache
+        check_forward(x, self.dim, self.causal, cache, kind, return_cache, cu_seqlens)
         x = blank_padding(x, mask)
         q = self.q_proj(x).unflatten(-1, (self.num_heads, self.key_dim))  # [B, N, Hq, Dk]
         k = self.k_proj(x).unflatten(-1, (self.num_key_heads, self.key_dim))  # [B, N, Hk, Dk]
         v = self.v_proj(x).unflatten(-1, (self.num_value_heads, self.value_dim))  # [B, N, Hv, Dv]
+        before = cache.seen if isinstance(cache, RetentionCache) else None
+        if self.rope is not None:  # differences count alone: packed sequences need no restart
+            positions = positions_of(mask, x, before)
+            q, k = rotary(q, positions, self.rope), rotary(k, positions, self.rope)
         if self.qk_norm == "l2":
             q, k = normalised(q), normalised(k)
         # Autocast takes some feature maps to float32; the operator wants one dtype.
@@ -200,7 +213,11 @@ class LinearAttention(nn.Module):
         if self.dropout_mode == "gaussian_output":
             o = multiplicative_noise(o, self.dropout, self.training)
         y: Tensor = self.o_proj(o.flatten(-2))  # [B, N, dim]
-        return (y, RecurrentCache(state)) if return_cache else y
+        if not return_cache:
+            return y
+        if self.rope is None:
+            return y, RecurrentCache(state)
+        return y, RetentionCache(state, tokens_seen(mask, x, before))
 
     def _log_decay(self, x: Tensor) -> Tensor | None:
         if self.decay is None:
@@ -219,7 +236,9 @@ class LinearAttention(nn.Module):
     def state_size(self) -> int:
         """Return how many numbers of state a batch row keeps, however long the sequence."""
         one = int(self.bias != 0.0 or self.normalize)
-        return self.heads * (self.features + one) * (self.value_dim + one)
+        return self.heads * (self.features + one) * (self.value_dim + one) + int(
+            self.rope is not None
+        )
 
     def extra_repr(self) -> str:
         """Return the options that are not seen in the submodules."""
@@ -228,5 +247,5 @@ class LinearAttention(nn.Module):
             f"num_value_heads={self.num_value_heads}, causal={self.causal}, "
             f"feature_map={self.feature_map!r}, bias={self.bias}, scale={self.scale:.4g}, "
             f"normalize={self.normalize}, qk_norm={self.qk_norm!r}, decay={self.decay!r}, "
-            f"dropout={self.dropout}"
+            f"dropout={self.dropout}, rope={self.rope}"
         )
