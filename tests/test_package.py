@@ -80,8 +80,11 @@ def public_functions():
 def test_e3_no_public_function_takes_any_keyword():
     """A misspelt option is an error everywhere."""
     inside = {"testing.py"}  # the wrapper of torch.empty takes what torch.empty takes
+    # transformers calls these with what it likes; tests/models shows that they check the names.
+    models = {"forward", "prepare_inputs_for_generation", "preset"}
     for path, node in public_functions():
-        if not node.name.startswith("_") and path not in inside:
+        checked = "models" in Path(path).parts and node.name in models
+        if not node.name.startswith("_") and path not in inside and not checked:
             assert node.args.kwarg is None, f"{path}: {node.name}"
 
 

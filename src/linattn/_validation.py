@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -36,6 +37,16 @@ def require_tensor(name: str, value: object) -> None:
     """Raise TypeError unless `value` is a tensor."""
     if not isinstance(value, Tensor):
         reject(name, type(value).__name__, "a torch.Tensor", kind=TypeError)
+
+
+def is_readable(x: Tensor) -> bool:
+    """Return whether x has values to look at: not in a traced or mapped function, not a fake."""
+    return not (
+        torch.compiler.is_compiling()
+        or x.is_meta
+        or torch._C._functorch.is_batchedtensor(x)
+        or isinstance(x, FakeTensor)
+    )
 
 
 def require_number(name: str, value: object) -> None:
@@ -131,14 +142,9 @@ def check_log_decay(log_decay: Tensor, q: Tensor, H: int) -> None:
         options = " or ".join(f"{letters} = {shape}" for letters, shape in shapes.values())
         reject("log_decay", f"shape {list(log_decay.shape)}", options)
     require_shape("log_decay", log_decay, *shapes[log_decay.dim()])
-    # Only where it costs nothing: H numbers in host memory, outside a traced or mapped function.
-    readable = (
-        log_decay.device.type == "cpu"
-        and not torch.compiler.is_compiling()
-        and not torch._C._functorch.is_batchedtensor(log_decay)
-    )
-    # Asked this way round, NaN is refused as well.
-    if log_decay.dim() == 1 and readable and not bool((log_decay <= 0).all()):
+    # Only where it costs nothing: H numbers in host memory. Asked this way, NaN is refused as well.
+    free = log_decay.dim() == 1 and log_decay.device.type == "cpu" and is_readable(log_decay)
+    if free and not bool((log_decay <= 0).all()):
         reject("log_decay", f"a largest value of {float(log_decay.max())}", "values <= 0")
 
 
@@ -187,7 +193,7 @@ def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor, of: str = "q") -> None:
         reject("cu_seqlens", "bounds mapped by torch.vmap", "the same bounds for every call")
     if q.shape[0] != 1:
         reject("cu_seqlens", f"{of} with B = {q.shape[0]} rows", "one packed row, B = 1")
-    if not torch.compiler.is_compiling():
+    if is_readable(cu_seqlens):
         sequence_bounds(cu_seqlens, q.shape[1])
 
 

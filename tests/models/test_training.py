@@ -259,6 +259,7 @@ BAD = {
     "size": ({"hidden_size": 0}, "hidden_size: got 0; expected an int >= 1"),
     "dropout": ({"dropout": 1.0}, "dropout: got 1.0; expected a rate"),
     "pooling": ({"pooling": "max"}, "pooling: got 'max'; expected one of"),
+    "misspelt": ({"num_layers": 3}, "num_layers: got an unknown option; expected one of"),
     "heads": ({"hidden_size": 30, "num_attention_heads": 4}, "dim: got 30"),
     "both ways": ({"bidirectional": True}, "bidirectional: got True; expected False"),
 }
@@ -277,6 +278,13 @@ def test_bad_calls_are_named():
         m()
     with pytest.raises(ValueError, match=r"attention_mask: got shape \[1, 1, 4, 4\]"):
         m(tokens(1, 4), attention_mask=torch.ones(1, 1, 4, 4))
+    x = tokens(1, 4)
+    with pytest.raises(TypeError, match="atention_mask: got an unknown argument"):
+        m(x, atention_mask=torch.ones(1, 4))
+    with pytest.raises(TypeError, match="output_hidden_state: got an unknown argument"):
+        m.model(x, output_hidden_state=True)
+    with pytest.raises(ValueError, match="output_attentions: got True"):
+        m(x, output_attentions=True)
     learned = model("learned positions", max_position_embeddings=8)
     with pytest.raises(ValueError, match="position 8 with learned positions"):
         learned(tokens(1, 9))

@@ -89,13 +89,14 @@ def attend(
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # [B, H, N, D]
     if cache is not None:
         k, v = cache.update(k, v, index)
+    several = True if x.shape[1] > 1 else False  # noqa: SIM210  (a bool in a graph)
     o = nn.functional.scaled_dot_product_attention(
         q,
         k,
         v,
         attn_mask=visible,
         dropout_p=mixer.dropout if mixer.training else 0.0,
-        is_causal=visible is None and x.shape[1] > 1,
+        is_causal=several and visible is None,
         scale=mixer.scale,
         enable_gqa=mixer.num_key_heads != mixer.num_heads,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from transformers import PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
 
 from linattn._validation import reject, require_bool, require_positive_int
 from linattn.models.mixers import check_options
@@ -74,6 +74,10 @@ class LinattnConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        known = {*_OF_TRANSFORMERS, *GenerationConfig._get_default_generation_params()}
+        for name in kwargs:
+            if name not in known and not name.startswith("_"):
+                reject(name, "an unknown option", f"one of {_own_names()}", kind=TypeError)
         sizes = (
             "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "image_size",
             "patch_size", "num_channels", "max_position_embeddings",
@@ -112,6 +116,16 @@ class LinattnConfig(PreTrainedConfig):
         return period * (self.num_hidden_layers // len(period))
 
 
+def _own_names() -> list[str]:
+    return sorted(set(LinattnConfig.__annotations__) - {"keys_to_ignore_at_inference"})
+
+
+# What PreTrainedConfig takes without declaring it.
+_OF_TRANSFORMERS = (
+    "attn_implementation", "auto_map", "experts_implementation", "model_type", "name_or_path",
+    "num_labels", "output_attentions", "per_layer_config", "quantization_config", "torch_dtype",
+    "transformers_version",
+)  # fmt: skip
 CHOICES = {"pooling": ("mean", "cls", "last"), "pixel_embedding": ("linear", "table")}
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from linattn._validation import require_positive_int
 from linattn.models.configuration import LinattnConfig
@@ -45,9 +46,9 @@ def published_memory(K: int, L: int, H: int, D: int, N: int, B: int = 1) -> int:
 def training_memory(config: LinattnConfig, N: int, B: int = 1) -> Memory:
     """Return the memory of a training step of the language model on [B, N] tokens.
 
-    The model is built and run on the meta device, where tensors have sizes and no numbers; the
-    count is of what autograd saves there, each piece of memory once. The work space of a single
-    operation comes on top, and what torch itself takes.
+    The model is built and run with fake tensors, which have sizes and no numbers; the count is of
+    what autograd saves then, each piece of memory once. The work space of a single operation comes
+    on top, and what torch itself takes.
 
     Raises:
         ValueError: N or B < 1.
@@ -55,11 +56,10 @@ def training_memory(config: LinattnConfig, N: int, B: int = 1) -> Memory:
     require_positive_int("N", N)
     require_positive_int("B", B)
     with torch.device("meta"):
-        model = LinattnForCausalLM(config)
-        tokens = torch.zeros(B, N, dtype=torch.int64)
-    model.train()
-    K = sum(p.numel() for p in model.parameters())
-    saved = saved_bytes(model, tokens)
+        K = sum(p.numel() for p in LinattnForCausalLM(config).parameters())
+    with FakeTensorMode():
+        model = LinattnForCausalLM(config).train()
+        saved = saved_bytes(model, torch.zeros(B, N, dtype=torch.int64))
     logits = 4 * B * N * config.vocab_size
     return Memory(K, 4 * K, 4 * K, 8 * K, saved, 2 * logits)
 

@@ -16,11 +16,27 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from linattn._validation import reject
+from linattn._validation import is_readable, reject
 from linattn.models import caching
 from linattn.models.block import Block
 from linattn.models.configuration import LinattnConfig
 from linattn.models.packing import packed_bounds, token_positions, without_first_labels
+
+# What transformers' collators, Trainer and `generate` pass to any model. The bounds of the keys of
+# packed sequences are those of the queries, and nothing here needs the longest one.
+EXTRAS = (
+    "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "num_items_in_batch",
+    "output_hidden_states", "output_attentions", "return_dict",
+)  # fmt: skip
+
+
+def check_extras(extras: dict[str, Any]) -> None:
+    """Raise for an argument that no part of a model reads: a misspelt one would go unnoticed."""
+    for name, value in extras.items():
+        if name not in EXTRAS:
+            reject(name, "an unknown argument", f"one of `forward`, or of {EXTRAS}", kind=TypeError)
+        if name == "output_attentions" and value:
+            reject(name, value, "False: a linear mixer has no map of weights to return")
 
 
 class LinattnPreTrainedModel(PreTrainedModel):
@@ -94,6 +110,7 @@ class LinattnModel(LinattnPreTrainedModel):
             ValueError: both or neither of input_ids and inputs_embeds; a mask of four dimensions
                 for a linear mixer; sequences packed in more than one row.
         """
+        check_extras(kwargs)
         if (input_ids is None) == (inputs_embeds is None):
             got = "neither" if input_ids is None else "both"
             reject("input_ids", f"{got} with inputs_embeds", "one of the two")
@@ -116,8 +133,7 @@ class LinattnModel(LinattnPreTrainedModel):
             x = x + self._learned(self.embed_positions, positions)
         if rotary:
             (kind,) = softmax
-            assert positions is not None
-            visible = self._visible(kind, x, attention_mask, positions, cache)
+            visible = self._visible(kind, x, attention_mask, cache)
         else:
             positions = None
         mask = self._padding(attention_mask, N)
@@ -129,17 +145,16 @@ class LinattnModel(LinattnPreTrainedModel):
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x), cache=cache)
 
     def _learned(self, table: nn.Embedding, positions: Tensor) -> Tensor:
-        known = table.num_embeddings
-        if not torch.compiler.is_compiling() and positions.numel() > 0:
-            last = int(positions.max())
-            if last >= known:
-                got = f"position {last} with learned positions"
-                reject("input_ids", got, f"at most max_position_embeddings = {known} tokens")
-        rows: Tensor = table(positions)  # [1 or B, N, dim]
+        try:
+            rows: Tensor = table(positions)  # [1 or B, N, dim]
+        except IndexError:
+            got = f"position {int(positions.max())} with learned positions"
+            expected = f"at most max_position_embeddings = {table.num_embeddings} tokens"
+            reject("input_ids", got, expected)
         return rows
 
     def _visible(
-        self, kind: str, x: Tensor, attention_mask: Any, positions: Tensor, cache: Cache | None
+        self, kind: str, x: Tensor, attention_mask: Any, cache: Cache | None
     ) -> Tensor | None:
         """Return which keys a query sees, as scaled_dot_product_attention takes it."""
         if isinstance(attention_mask, dict):  # `generate` made the masks for a static cache
@@ -147,9 +162,10 @@ class LinattnModel(LinattnPreTrainedModel):
             return prepared
         full = kind == "full_attention"
         make = create_causal_mask if full else create_sliding_window_causal_mask
+        # Without positions: they would be searched for packed sequences, which there are none of.
         visible: Tensor | None = make(
             config=self.config, inputs_embeds=x, attention_mask=attention_mask, cache=cache,
-            position_ids=positions,
+            position_ids=None,
         )  # fmt: skip
         return visible
 
@@ -165,7 +181,7 @@ class LinattnModel(LinattnPreTrainedModel):
                 reject("attention_mask", f"shape {list(attention_mask.shape)}", "[B, N]")
             return None
         mask: Tensor = attention_mask[:, -N:].bool()
-        if not torch.compiler.is_compiling() and bool(mask.all()):
+        if is_readable(mask) and bool(mask.all()):
             return None
         return mask
 
