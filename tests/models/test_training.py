@@ -6,7 +6,7 @@ from tiny import KINDS, SOME, config, model, tokens
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from linattn.models import LinattnConfig, LinattnForCausalLM, LinattnModel
-from linattn.models.byte_tokenizer import byte_tokenizer
+from linattn.models.tokenizers import byte_tokenizer
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 some = pytest.mark.parametrize("kind", SOME)

@@ -1,88 +1,17 @@
-"""The command line: `linattn info | check | bench | plot | demo`."""
+"""`linattn bench` and `linattn plot`: time and memory against N, D and H."""
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-try:
-    import typer
-    from rich.console import Console
-    from rich.progress import Progress
-    from rich.table import Table
-except ImportError as error:  # the package itself needs torch alone
-    sys.exit(f"linattn: the command line needs {error.name}: pip install 'linattn[cli]'")
+import typer
+from rich.progress import Progress
+
+from linattn.cli.app import app, console, make_folder
 
 if TYPE_CHECKING:
     from linattn.bench import Config, Row
-
-app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Linear attention, exact and O(N D) in memory."
-)
-console = Console(soft_wrap=True)
-
-
-def main() -> None:
-    """Run the command line."""
-    app()
-
-
-@app.command()
-def info(
-    family: Annotated[
-        bool, typer.Option("--family", help="Print MetaLA's table of the layers, in Markdown.")
-    ] = False,
-) -> None:
-    """Show versions, devices and backends, and why each is on or off."""
-    if family:
-        from linattn.layers.family import table as family_table
-
-        print(family_table())
-        return
-    import platform
-
-    import torch
-
-    from linattn import __version__, backends
-    from linattn.bench import machine
-
-    versions = {"linattn": __version__, "torch": torch.__version__}
-    versions["python"] = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    versions["processor"] = f"{machine()}, {torch.get_num_threads()} threads in torch"
-    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA device"
-    versions["GPU"] = cuda
-    for name, text in versions.items():
-        console.print(f"{name:10} {text}", highlight=False)
-    table = Table("backend", "", "why")
-    for backend in backends().values():
-        table.add_row(backend.name, "on" if backend.available else "off", backend.reason)
-    console.print(table)
-
-
-@app.command()
-def check() -> None:
-    """Compare every available backend with the reference on this machine."""
-    from linattn import check as checks
-    from linattn.testing import TOLERANCE
-
-    found: dict[tuple[str, str], list[str]] = {}
-    wrong: list[str] = []
-    with console.status("comparing values, states and gradients"):
-        for result in checks.run():
-            found.setdefault((result.backend, result.kind), []).append(
-                "wrong" if result.wrong else "ok"
-            )
-            name = f"{result.backend}, {result.kind}, {result.dtype}"
-            wrong += [f"{name}: {line}" for line in result.wrong]
-    table = Table("backend", "kind", *(f"{str(d)[6:]} ({t:g})" for d, t in TOLERANCE.items()))
-    for key, cells in found.items():
-        table.add_row(*key, *cells)
-    console.print(table)
-    for line in wrong:
-        console.print(line, style="red")
-    raise typer.Exit(1 if wrong else 0)
 
 
 def _shape(text: str) -> tuple[int, int]:
@@ -134,21 +63,11 @@ def bench(
     raise typer.Exit(0 if finished else 130)
 
 
-def _make_folder(name: str, folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        writable = os.access(folder, os.W_OK)
-    except OSError as error:
-        raise typer.BadParameter(f"{name}: got {folder}; {error.strerror}") from None
-    if not writable:
-        raise typer.BadParameter(f"{name}: got {folder}; expected a folder to write to")
-
-
 def run_bench(config: Config, output: Path) -> bool:
     """Measure with progress and print all there is to see; False if it was interrupted."""
     from linattn import bench as b
 
-    _make_folder("output", output)
+    make_folder("output", output)
     about = b.environment(config)
     busy = _other_load()
     if busy:
@@ -216,27 +135,5 @@ def plot(
     except ValueError as error:  # also of bytes that are no text
         raise typer.BadParameter(f"csv: got {csv}; {error}") from None
     folder = csv.parent if output is None else output
-    _make_folder("output", folder)
+    make_folder("output", folder)
     _show(rows, folder)
-
-
-@app.command()
-def demo(
-    minutes: Annotated[float, typer.Option(help="Training time.")] = 1.5,
-    output: Annotated[Path, typer.Option(help="Folder for all results.")] = Path("runs/demo"),
-) -> None:
-    """Train a small language model on Python's own source, sample from it, run a short bench."""
-    from linattn import demo as d
-    from linattn.bench import Config
-
-    try:
-        below = d.run(minutes=minutes, output=output, console=console)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    config = Config(
-        methods=("linattn", "softmax", "naive"), shapes=((8, 64),), lengths=(512, 2048, 8192),
-        memory_limit_gib=6.0, time_limit_s=30.0,
-    )  # fmt: skip
-    run_bench(config, output)
-    console.print(f"loss curve: {output / 'loss.png'}", highlight=False)
-    raise typer.Exit(0 if below else 1)
