@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedTokenizerBase, TextStreamer
+from transformers.utils import logging
 
 from linattn._validation import reject, require_number, require_positive_int
 from linattn.models import LinattnForCausalLM
@@ -57,6 +58,7 @@ def load(path: Path) -> tuple[LinattnForCausalLM, PreTrainedTokenizerBase]:
     Raises:
         ValueError: neither is there.
     """
+    logging.disable_progress_bar()  # of transformers, one for every file
     newest = checkpoints.latest(path) if path.is_dir() else None
     folder = path if newest is None else newest
     if not (folder / "config.json").is_file():
