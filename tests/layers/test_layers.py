@@ -198,7 +198,7 @@ def test_every_kind_runs_both_ways(kind, causal):
     assert bool(depends_on_later) is not causal
 
 
-@pytest.mark.parametrize("mode", ["gaussian_output", "qk"])
+@pytest.mark.parametrize("mode", ["gaussian_output", "output", "qk"])
 def test_dropout_acts_in_training_only(mode):
     layer = LinearAttention(32, 4, dropout=0.3, dropout_mode=mode)
     x = torch.randn(2, 40, 32)

@@ -54,9 +54,9 @@ class LinearAttention(nn.Module):
             bias >= scale makes every weight >= 0; None leaves them.
         decay: None; "head", the constants 1 - 2^(-5 - h) of RetNet; "token" or "channel",
             logsigmoid(x W + b) / 16 for each head or each of its features.
-        dropout: rate of the stand-in for dropout, in training only.
-        dropout_mode: "gaussian_output", the published noise on the output, or "qk", dropout of
-            the elements of phi(q) and phi(k).
+        dropout: rate of the stand-in for dropout or of dropout, in training only.
+        dropout_mode: "gaussian_output", the published noise on the output; "output", ordinary
+            dropout there; or "qk", dropout of the elements of phi(q) and phi(k).
         projection_bias: whether the four projections have a bias.
         rope: base of the rotary position embedding in front of the rest; None: no positions.
         backend: as in `linear_attention`.
@@ -109,7 +109,7 @@ class LinearAttention(nn.Module):
         self.value_dim = per_head("value_dim", value_dim, dim, num_heads)
         require_choice("qk_norm", qk_norm, (None, "l2"))
         require_choice("decay", decay, (None, "head", "token", "channel"))
-        require_choice("dropout_mode", dropout_mode, ("gaussian_output", "qk"))
+        require_choice("dropout_mode", dropout_mode, ("gaussian_output", "output", "qk"))
         require_dropout(dropout)
         check.require_number("bias", bias)
         require_choice("backend", backend, ("auto", *NAMES))
@@ -212,6 +212,8 @@ class LinearAttention(nn.Module):
         )
         if self.dropout_mode == "gaussian_output":
             o = multiplicative_noise(o, self.dropout, self.training)
+        elif self.dropout_mode == "output":
+            o = nn.functional.dropout(o, self.dropout, self.training)
         y: Tensor = self.o_proj(o.flatten(-2))  # [B, N, dim]
         if not return_cache:
             return y

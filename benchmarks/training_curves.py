@@ -1,0 +1,85 @@
+"""Does training with the kernels follow the naive autograd form? Loss curves, same seed.
+
+    python benchmarks/training_curves.py --output runs/curves
+
+The naive form is `backend="reference"`: the token loop whose graph autograd keeps, a state for
+every token. Text, batches, first weights and dropout are the same. Then the same model under
+autocast in bfloat16, and in float16 with a gradient scaler. Writes curves.csv and curves.png, and
+prints for every run the largest relative difference from the naive curve in float32.
+"""
+
+import csv
+from pathlib import Path
+from typing import Annotated
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from linattn.train import Run, Settings
+from linattn.train.record import whole
+
+SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+RUNS = {
+    "naive autograd, float32": ("reference", "float32"),
+    "kernels, float32": ("auto", "float32"),
+    "chunked, float32": ("chunked", "float32"),
+    "kernels, bfloat16": ("auto", "bfloat16"),
+    "kernels, float16 and scaler": ("auto", "float16"),
+}
+
+
+def curve(mixer: str, backend: str, precision: str, steps: int, seed: int) -> list[float]:
+    """Return the losses of the steps, in nats a byte."""
+    options = {mixer: {"backend": backend}}
+    if mixer == "linear":  # the stand-in for dropout is part of the published layer
+        options[mixer]["dropout"] = 0.1
+    run = Run(
+        Settings(
+            mixer=(mixer,), changes={**SIZES, "mixer_options": options}, steps=steps, rows=4,
+            length=64, warm_up=10, learning_rate=3e-3, precision=precision, seed=seed,
+        )
+    )  # fmt: skip
+    return [run.train_step()[0] for _ in range(steps)]
+
+
+def main(
+    output: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("runs/curves"),
+    steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 100,
+    seed: Annotated[int, typer.Option(help="Of weights, batches and noise.")] = 0,
+) -> None:
+    """Train each way and compare."""
+    output.mkdir(parents=True, exist_ok=True)
+    table = Table("mixer", "run", "first loss", "last loss", "largest relative difference", "mean")
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    rows = []
+    for axis, mixer in zip(axes, ("linear", "metala"), strict=True):
+        naive: list[float] = []
+        for name, (backend, precision) in RUNS.items():
+            losses = curve(mixer, backend, precision, steps, seed)
+            naive = naive or losses
+            away = [abs(a - b) / b for a, b in zip(losses, naive, strict=True)]
+            table.add_row(
+                mixer, name, f"{losses[0]:.4f}", f"{losses[-1]:.4f}", f"{max(away):.1e}",
+                f"{sum(away) / len(away):.1e}",
+            )  # fmt: skip
+            rows += [(mixer, name, i, loss) for i, loss in enumerate(losses)]
+            axis.plot(losses, label=name, linewidth=1)
+        axis.set(title=mixer, xlabel="step", ylabel="loss [nats/byte]")
+        axis.legend(fontsize=7)
+
+    def write(path: Path) -> None:
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([("mixer", "run", "step", "loss"), *rows])
+
+    whole(output / "curves.csv", write)
+    whole(output / "curves.png", lambda path: figure.savefig(path, dpi=110))
+    Console(width=130).print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
