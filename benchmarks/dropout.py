@@ -1,4 +1,4 @@
-"""The stand-in for dropout: none, ordinary dropout, the stand-in, on a text that can be learned off.
+"""The stand-in for dropout: none, dropout, the stand-in, on a text that can be learned off.
 
     python benchmarks/dropout.py --output runs/dropout
 
