@@ -57,7 +57,7 @@ def test_an_epoch_takes_every_window_once_and_the_next_in_another_order(folder):
         windows = torch.cat([b.tokens.view(rows, length) for b in batches])
         text = bytes(train.tokens.tolist())
         firsts = [text.find(bytes(w.tolist())) for w in windows]
-        assert len({(f, bytes(w.tolist())) for f, w in zip(firsts, windows, strict=True)}) > 0
+        assert min(firsts) >= 0  # each stands in the text
         epochs.append(windows)
     assert not torch.equal(*epochs)
     again = batch(train, rows, length, count + 1, seed=0)

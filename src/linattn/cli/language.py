@@ -126,16 +126,11 @@ def generate(
             return
         if model is None:
             console.print("no model given: first weights, the text is noise", style="yellow")
-            made = g.generate(
-                g.untrained(preset, names[0]), None, prompt, tokens, temperature=temperature,
-                top_p=top_p, seed=seed, stream=True,
-            )  # fmt: skip
-        else:
-            language_model, tokenizer = g.load(model)
-            made = g.generate(
-                language_model, tokenizer, prompt, tokens, temperature=temperature, top_p=top_p,
-                seed=seed, stream=True,
-            )  # fmt: skip
+        writer, tokenizer = g.load(model) if model else (g.untrained(preset, names[0]), None)
+        made = g.generate(
+            writer, tokenizer, prompt, tokens, temperature=temperature, top_p=top_p, seed=seed,
+            stream=True,
+        )  # fmt: skip
     except (TypeError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
     except KeyboardInterrupt:

@@ -22,7 +22,7 @@ from linattn.layers._arguments import (
 from linattn.layers.cache import RecurrentCache, RetentionCache
 from linattn.layers.family import Family
 from linattn.layers.retention import retention_log_decay
-from linattn.layers.rotary import positions_of, require_base, rotary, tokens_seen
+from linattn.layers.rotary import positions_of, require_rope, rotary, tokens_seen
 from linattn.noise import element_dropout, multiplicative_noise
 from linattn.ops import linear_attention
 
@@ -122,9 +122,7 @@ class LinearAttention(nn.Module):
             expected = "bias=0.0 and normalize=False with decay='channel'"
             name, got = ("bias", bias) if bias != 0.0 else ("normalize", normalize)
             check.reject(name, got, expected)
-        require_base("rope", rope)
-        if rope is not None and self.key_dim % 2 != 0:
-            check.reject("key_dim", self.key_dim, "an even number, to turn channels in pairs")
+        require_rope(rope, self.key_dim)
         self.query_map, self.features = make_feature_map(feature_map, num_heads, self.key_dim)
         self.key_map, _ = make_feature_map(feature_map, self.num_key_heads, self.key_dim)
         if scale is None:

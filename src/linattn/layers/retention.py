@@ -13,7 +13,7 @@ from linattn._backends import NAMES
 from linattn.layers._arguments import blank_padding, check_forward, per_head, require_choice
 from linattn.layers.cache import RetentionCache
 from linattn.layers.family import Family
-from linattn.layers.rotary import positions_of, require_base, rotary, tokens_seen
+from linattn.layers.rotary import positions_of, require_rope, rotary, tokens_seen
 from linattn.ops import linear_attention
 
 
@@ -62,9 +62,7 @@ class Retention(nn.Module):
         check.require_positive_int("num_heads", num_heads)
         self.key_dim = per_head("key_dim", key_dim, dim, num_heads)
         self.value_dim = per_head("value_dim", value_dim, 2 * dim, num_heads)
-        require_base("rope", rope)
-        if rope is not None and self.key_dim % 2 != 0:
-            check.reject("key_dim", self.key_dim, "an even number, to turn channels in pairs")
+        require_rope(rope, self.key_dim)
         require_choice("backend", backend, ("auto", *NAMES))
         self.dim, self.num_heads, self.rope, self.backend = dim, num_heads, rope, backend
         keys, values = num_heads * self.key_dim, num_heads * self.value_dim

@@ -37,12 +37,15 @@ def rotary(x: Tensor, positions: Tensor, base: float = 10000.0) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
 
 
-def require_base(name: str, base: float | None) -> None:
-    """Raise unless base is None or a number > 1."""
-    if base is not None:
-        require_number(name, base)
-        if base <= 1:
-            reject(name, base, "a number > 1, or None for no positions")
+def require_rope(rope: float | None, key_dim: int) -> None:
+    """Raise unless rope is None, or a base > 1 for heads of an even number of channels."""
+    if rope is None:
+        return
+    require_number("rope", rope)
+    if rope <= 1:
+        reject("rope", rope, "a number > 1, or None for no positions")
+    if key_dim % 2 != 0:
+        reject("key_dim", key_dim, "an even number, to turn channels in pairs")
 
 
 def positions_of(mask: Tensor | None, tokens: Tensor, before: Tensor | None) -> Tensor:

@@ -19,7 +19,7 @@ from linattn.layers._arguments import (
 )
 from linattn.layers.cache import KeyValueCache
 from linattn.layers.family import Family
-from linattn.layers.rotary import positions_of, require_base, rotary, tokens_seen
+from linattn.layers.rotary import positions_of, require_rope, rotary, tokens_seen
 
 
 class SoftmaxAttention(nn.Module):
@@ -81,9 +81,7 @@ class SoftmaxAttention(nn.Module):
         check.require_bool("projection_bias", projection_bias)
         self.scale = self.key_dim**-0.5 if scale is None else scale
         check.require_number("scale", self.scale)
-        require_base("rope", rope)
-        if rope is not None and self.key_dim % 2 != 0:
-            check.reject("key_dim", self.key_dim, "an even number, to turn channels in pairs")
+        require_rope(rope, self.key_dim)
         if window is not None:
             check.require_positive_int("window", window)
             if not causal:

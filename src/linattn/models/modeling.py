@@ -255,6 +255,12 @@ class LinattnForCausalLM(LinattnPreTrainedModel, GenerationMixin):
         """
         if use_cache is None and labels is not None:
             use_cache = False  # Trainer would gather the cache while it evaluates
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        if labels is not None and tokens is not None:
+            given = None if isinstance(attention_mask, dict) else attention_mask
+            bounds = packed_bounds(kwargs.get("cu_seq_lens_q"), position_ids, given, cache, tokens)
+            kwargs["cu_seq_lens_q"] = bounds  # found once, for the model too
+            labels = without_first_labels(labels, bounds)
         out = self.model(
             input_ids,
             attention_mask,
@@ -272,9 +278,6 @@ class LinattnForCausalLM(LinattnPreTrainedModel, GenerationMixin):
         logits = self.lm_head(hidden)
         loss = None
         if labels is not None:
-            given = None if isinstance(attention_mask, dict) else attention_mask
-            cu = packed_bounds(kwargs.get("cu_seq_lens_q"), position_ids, given, cache, hidden)
-            labels = without_first_labels(labels, cu)
             loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, cache=out.cache, hidden_states=out.hidden_states
