@@ -139,10 +139,12 @@ class MetaLA(nn.Module):
             cu_seqlens=cu_seqlens,
             backend=self.backend,
         )
-        o = o.to(log_decay.dtype)  # 16 bits would lose o beside the one half of a sigmoid
+        o = o.to(log_decay.dtype)
         if self.augmentation_weight is not None:  # with q unscaled
             weight = (q * self.augmentation_weight * rest).sum(-1, keepdim=True) * v
-            o = o + (weight.sigmoid() if self.augmentation == "sigmoid" else weight)
+            # The norm takes a constant away: a sigmoid less its one half, which would swallow the
+            # low bits of o (small at first) and with them float32's agreement over a training.
+            o = o + (torch.tanh(weight / 2) / 2 if self.augmentation == "sigmoid" else weight)
         o = nn.functional.layer_norm(o, (self.value_dim,), eps=1e-5)
         gate = nn.functional.silu(self.g_proj(u))
         y: Tensor = self.o_proj(gate * o.flatten(-2).to(gate.dtype))  # [B, N, dim]
