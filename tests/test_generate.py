@@ -1,6 +1,7 @@
 """`linattn train`, `generate` and `info --memory` as commands, and what is behind them."""
 
 import csv
+import re
 import json
 
 import pytest
@@ -63,10 +64,13 @@ def test_generate_says_that_first_weights_make_noise():
 
 
 def test_the_latency_of_a_token_is_written_and_drawn(tmp_path):
-    folder = tmp_path / "latency"
+    folder = tmp_path / "[b]latency"  # no markup
     flags = ("--mixer", "metala", "--mixer", "softmax", "--longest", 300, "--latency", folder)
     result = invoke("generate", *flags)
     assert result.exit_code == 0, result.output
+    assert {"[tokens]", "[ms]", "[b]latency"} <= set(
+        re.findall(r"\[\w+\](?:latency)?", result.output)
+    )
     rows = list(csv.DictReader((folder / "latency.csv").open()))
     assert [row["tokens"] for row in rows] == ["16", "64", "256", "300"] * 2
     sizes = {m: {r["bytes"] for r in rows if r["model"] == m} for m in ("metala", "softmax")}

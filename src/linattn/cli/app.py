@@ -15,7 +15,7 @@ except ImportError as error:  # the package itself needs torch alone
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Linear attention, exact and O(N D) in memory."
 )
-console = Console(soft_wrap=True)
+console = Console(soft_wrap=True, markup=False)  # `[ms]` and `[b]` of a path are text
 
 
 def main() -> None:
