@@ -65,10 +65,12 @@ def main(
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     rows = []
     for axis, mixer in zip(axes, ("linear", "metala"), strict=True):
-        curves = {name: curve(mixer, *how, steps, seed) for name, how in RUNS.items()}
+        # The noise of the stand-in is drawn in the dtype of the model: other noise in float64.
+        names = [name for name in RUNS if mixer == "metala" or name != EXACT]
+        curves = {name: curve(mixer, *RUNS[name], steps, seed) for name in names}
         for name, losses in curves.items():
             cells = []
-            for against in (curves[NAIVE], curves[EXACT]):
+            for against in (curves[name] for name in (NAIVE, EXACT) if name in curves):
                 away = [abs(a - b) / b for a, b in zip(losses, against, strict=True)]
                 cells += [f"{max(away):.1e}", f"{max(away[: steps // 2]):.1e}"]
             table.add_row(mixer, name, f"{losses[-1]:.4f}", *cells)

@@ -1,8 +1,8 @@
 """`linattn train`, `generate` and `info --memory` as commands, and what is behind them."""
 
 import csv
-import re
 import json
+import re
 
 import pytest
 import torch

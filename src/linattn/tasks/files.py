@@ -40,7 +40,7 @@ def delimited(path: Path, columns: Sequence[str], delimiter: str) -> Iterator[di
             if missing:
                 got = f"{path} with the columns {reader.fieldnames}"
                 reject("path", got, f"the columns {tuple(columns)}")
-            for number, line in enumerate(reader, 2):  # noqa: B007
+            for number, line in enumerate(reader, 2):
                 if any(line[name] is None for name in columns):
                     reject("path", f"{path}, line {number}, cut short", f"columns {tuple(columns)}")
                 yield line

@@ -1,4 +1,4 @@
-"""ListOps of Long Range Arena (Nangia and Bowman 2018; Tay et al. 2021): the value of an expression.
+"""ListOps of Long Range Arena (Nangia and Bowman 2018; Tay et al. 2021): nested expressions.
 
 An expression is a digit, or an operator with two to ten expressions: [MAX 4 [MIN 2 9 ] 0 ].
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
@@ -23,7 +24,7 @@ MAX_DEPTH, MAX_ARGUMENTS = 10, 10
 OPERATOR_SHARE = 0.25
 SPLITS = ("train", "validation", "test")
 
-Tree = int | tuple[str, list["Tree"]]  # type: ignore[misc]
+Tree: TypeAlias = "int | tuple[str, list[Tree]]"
 
 
 class _TooLongError(Exception):
