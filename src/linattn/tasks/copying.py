@@ -27,7 +27,9 @@ def copy(
     Raises:
         ValueError, TypeError: sizes < 1, or shortest > longest.
     """
-    require_sizes(examples=examples, shortest=shortest, longest=longest, vocabulary=vocabulary)
+    require_sizes(
+        {"examples": examples, "shortest": shortest, "longest": longest, "vocabulary": vocabulary}
+    )
     if shortest > longest:
         reject("shortest", shortest, f"at most longest = {longest}")
     random = generator(seed, split)
@@ -66,7 +68,7 @@ def selective_copying(
     Raises:
         ValueError, TypeError: sizes < 1, more data than places, fewer than three tokens.
     """
-    require_sizes(examples=examples, length=length, data=data, vocabulary=vocabulary)
+    require_sizes({"examples": examples, "length": length, "data": data, "vocabulary": vocabulary})
     if data > length:
         reject("data", data, f"at most length = {length}")
     if vocabulary < 3:
@@ -97,7 +99,7 @@ def induction_heads(
     Raises:
         ValueError, TypeError: sizes < 1, fewer than three tokens.
     """
-    require_sizes(examples=examples, length=length, vocabulary=vocabulary)
+    require_sizes({"examples": examples, "length": length, "vocabulary": vocabulary})
     if length < 3:
         reject("length", length, "at least 3")
     if vocabulary < 3:

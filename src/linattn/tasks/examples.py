@@ -73,8 +73,8 @@ def weighted_draw(weights: Tensor, number: int, rows: int, random: torch.Generat
     return torch.cat(parts) if parts and number > 0 else torch.zeros(rows, number, dtype=torch.long)
 
 
-def require_sizes(**sizes: int) -> None:
-    """Raise unless every size is an int >= 1."""
+def require_sizes(sizes: dict[str, int]) -> None:
+    """Raise unless every size, by the name of its argument, is an int >= 1."""
     for name, value in sizes.items():
         require_positive_int(name, value)
 

@@ -60,8 +60,15 @@ def mqar(
     Raises:
         ValueError, TypeError: sizes that do not fit.
     """
-    require_sizes(examples=examples, length=length, pairs=pairs, vocabulary=vocabulary,
-                  passes=passes)  # fmt: skip
+    require_sizes(
+        {
+            "examples": examples,
+            "length": length,
+            "pairs": pairs,
+            "vocabulary": vocabulary,
+            "passes": passes,
+        }
+    )
     require_bool("random_filler", random_filler)
     context = 2 * pairs * passes + 2 * rebound + noise
     if length % 2 != 0 or context + 2 * pairs > length:
