@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from linattn import _bench_plot, bench
 from linattn.cli import app
+from linattn.cli.bench import run_bench
 
 runner = CliRunner()
 
@@ -68,6 +69,24 @@ def test_ctrl_c_keeps_the_rows_that_are_finished(tmp_path):
     assert 0 < len(rows) < 400
     assert all(r["status"] == "ok" for r in rows)
     assert (tmp_path / "time.png").exists()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_that_python_drops_ends_the_bench(tmp_path, monkeypatch):
+    class Destroyed:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)  # Python prints "Exception ignored" and goes on
+
+    def rows(config, rate):
+        for problem in config.problems():
+            if problem.N == 256:
+                Destroyed()
+            yield problem, [bench.Row("linattn", "forward", 1, problem.N, 1, 8, "float32", "ok", 1)]
+
+    monkeypatch.setattr(bench, "run", rows)
+    config = bench.Config(("linattn",), ((1, 8),), (128, 256, 512))
+    assert not run_bench(config, tmp_path)
+    assert [row.N for row in bench.read_csv(tmp_path / "bench.csv")] == [128, 256]
 
 
 def test_slope_and_crossover():

@@ -66,6 +66,7 @@ def bench(
 def run_bench(config: Config, output: Path) -> bool:
     """Measure with progress and print all there is to see; False if it was interrupted."""
     from linattn import bench as b
+    from linattn._interrupts import interrupts
 
     make_folder("output", output)
     about = b.environment(config)
@@ -81,13 +82,18 @@ def run_bench(config: Config, output: Path) -> bool:
     rows: list[b.Row] = []
     finished = True
     try:
-        with Progress(console=console, transient=True) as progress:
+        with (
+            interrupts(at_once=True) as asked,
+            Progress(console=console, transient=True) as progress,
+        ):
             task = progress.add_task("measuring", total=len(list(config.problems())))
             for problem, new in b.run(config, rate):
                 rows += new
                 b.write_csv(rows, about, output / "bench.csv")
                 what = f"{problem.method} H={problem.H} D={problem.D} N={problem.N}"
                 progress.update(task, advance=1, description=what)
+                if asked:
+                    raise KeyboardInterrupt
     except KeyboardInterrupt:
         finished = False
         console.print("interrupted: what was measured is kept", style="yellow")

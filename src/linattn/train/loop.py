@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from transformers.utils import logging
 
+from linattn._interrupts import interrupts
 from linattn.bench import matmul_rate
 from linattn.models import LinattnForCausalLM
 from linattn.models.flops import training_flops
@@ -26,7 +27,6 @@ from linattn.models.tokenizers import encoder, load_tokenizer
 from linattn.tasks import language
 from linattn.tasks.language import Batch
 from linattn.train import checkpoints
-from linattn.train.interrupts import interrupts
 from linattn.train.record import Log, about, summary, write_json
 from linattn.train.settings import PRECISIONS, Settings
 

@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps of a loop, not in the middle of one."""
+"""Ctrl-C that no part of a long run can lose, and that comes where the run can take it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def interrupts() -> Iterator[list[int]]:
-    """Yield a list that the first Ctrl-C fills, for the loop to look at; a second one stops it.
+def interrupts(at_once: bool = False) -> Iterator[list[int]]:
+    """Yield a list that the first Ctrl-C fills, for a loop to look at; a second one stops it.
 
     Outside of the main thread, which alone gets signals, the list stays empty.
+
+    Args:
+        at_once: whether the first one raises KeyboardInterrupt too. Python drops one that comes
+            in a destructor or a callback; the list still tells.
     """
     asked: list[int] = []
     before = signal.getsignal(signal.SIGINT)
 
     def ask(number: int, frame: object) -> None:
-        if asked:
-            raise KeyboardInterrupt
         asked.append(number)
+        if at_once or len(asked) > 1:
+            raise KeyboardInterrupt
 
     main = threading.current_thread() is threading.main_thread()
     if main:
