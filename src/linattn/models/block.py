@@ -27,7 +27,7 @@ class GatedFeedForward(nn.Module):
 
 
 class Block(GradientCheckpointingLayer):
-    """Pre-norm mixer and feed-forward part, each added to x."""
+    """Pre-norm mixer and feed-forward part, each added to x; of width 0 there is no such part."""
 
     def __init__(self, config: LinattnConfig, index: int):
         super().__init__()
@@ -35,9 +35,10 @@ class Block(GradientCheckpointingLayer):
         dim, eps, affine = config.hidden_size, config.rms_norm_eps, config.norm_affine
         self.mixer_norm = nn.RMSNorm(dim, eps, affine)
         self.mixer = mixers.build(config, index)
-        self.feed_forward_norm = nn.RMSNorm(dim, eps, affine)
-        assert config.intermediate_size is not None
-        self.feed_forward = GatedFeedForward(dim, config.intermediate_size)
+        self.feed_forward: GatedFeedForward | None = None
+        if config.intermediate_size:
+            self.feed_forward_norm = nn.RMSNorm(dim, eps, affine)
+            self.feed_forward = GatedFeedForward(dim, config.intermediate_size)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
@@ -52,6 +53,8 @@ class Block(GradientCheckpointingLayer):
         """Map x [B, N, dim]; mask [B, N] and visible [B, 1, N, Nk] say what is padding."""
         y = self._mix(self.mixer_norm(x), mask, visible, positions, cu_seqlens, cache)
         x = x + self.dropout(y)
+        if self.feed_forward is None:
+            return x
         y = self.feed_forward(self.feed_forward_norm(x))
         return x + self.dropout(y)
 

@@ -19,7 +19,8 @@ class LinattnConfig(PreTrainedConfig):
         num_hidden_layers: layers, each a mixer and a gated feed-forward part.
         num_attention_heads: heads of every mixer.
         intermediate_size: channels inside of the feed-forward part; None: 8 / 3 of hidden_size,
-            rounded up to a multiple of 256 where that is more than 1024, else of 16.
+            rounded up to a multiple of 256 where that is more than 1024, else of 16; 0: layers
+            are mixers alone.
         mixer: a name of `linattn.models.mixers.MIXERS`; or a list of names, repeated down the
             layers: ["metala", "metala", "softmax"] is a hybrid.
         mixer_options: keyword arguments for a mixer by its name: {"metala": {"kernel_size": 2}}.
@@ -93,7 +94,8 @@ class LinattnConfig(PreTrainedConfig):
                 reject(name, repr(getattr(self, name)), f"one of {choices}")
         if self.intermediate_size is None:
             self.intermediate_size = feed_forward_size(self.hidden_size)
-        require_positive_int("intermediate_size", self.intermediate_size)
+        if self.intermediate_size != 0 or isinstance(self.intermediate_size, bool):
+            require_positive_int("intermediate_size", self.intermediate_size)
         self.mixer_options = {} if self.mixer_options is None else self.mixer_options
         period = [self.mixer] if isinstance(self.mixer, str) else list(self.mixer)
         for name in {*period, *self.mixer_options}:

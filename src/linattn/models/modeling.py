@@ -26,7 +26,7 @@ from linattn.models.packing import packed_bounds, token_positions, without_first
 # packed sequences are those of the queries, and nothing here needs the longest one.
 EXTRAS = (
     "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "num_items_in_batch",
-    "output_hidden_states", "output_attentions", "return_dict",
+    "output_hidden_states", "output_attentions", "return_dict", "shift_labels",
 )  # fmt: skip
 
 
@@ -251,9 +251,13 @@ class LinattnForCausalLM(LinattnPreTrainedModel, GenerationMixin):
                 first of a packed sequence is not scored.
             use_cache: see there; with labels False unless given.
             logits_to_keep: the last n tokens only, or these indices; 0: all.
-            **kwargs: see there; num_items_in_batch, what Trainer divides the loss by.
+            **kwargs: see there; num_items_in_batch, what Trainer divides the loss by;
+                shift_labels [B, N] in place of labels: what shall be said at each position.
         """
-        if use_cache is None and labels is not None:
+        moved = kwargs.get("shift_labels")
+        if labels is not None and moved is not None:
+            reject("shift_labels", "both with labels", "one of the two")
+        if use_cache is None and (labels is not None or moved is not None):
             use_cache = False  # Trainer would gather the cache while it evaluates
         tokens = input_ids if inputs_embeds is None else inputs_embeds
         if labels is not None and tokens is not None:
@@ -277,7 +281,9 @@ class LinattnForCausalLM(LinattnPreTrainedModel, GenerationMixin):
             hidden = hidden[:, -logits_to_keep:]
         logits = self.lm_head(hidden)
         loss = None
-        if labels is not None:
+        if moved is not None and moved.shape != logits.shape[:2]:
+            reject("shift_labels", f"shape {list(moved.shape)}", list(logits.shape[:2]))
+        if labels is not None or moved is not None:
             loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, cache=out.cache, hidden_states=out.hidden_states

@@ -8,7 +8,10 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
+import torch
+
 from linattn._validation import reject, require_positive_int
+from linattn.tasks.examples import UNSCORED, Examples, generator
 
 FILLER = (
     "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
@@ -81,6 +84,31 @@ def short_passkey(
     text = filler(start + length - around)[start:]
     cut = round(at * len(text))
     return Prompt(f"{text[:cut]} KEY {key} {text[cut:]} KEY ", key, at)
+
+
+def short_passkeys(
+    examples: int,
+    *,
+    length: int = 128,
+    depth: float | None = None,
+    digits: int = 5,
+    seed: int = 0,
+    split: str = "train",
+) -> Examples:
+    """Return passkeys of `length` bytes as `short_passkey`; asked is every digit in turn.
+
+    Raises:
+        ValueError: as `short_passkey`, and an unknown split.
+    """
+    require_positive_int("examples", examples)
+    random = generator(seed, split)
+    seeds = torch.randint(2**40, (examples,), generator=random).tolist()
+    prompts = [short_passkey(length, depth=depth, digits=digits, seed=s) for s in seeds]
+    raw = b"".join((p.text + p.answer).encode() for p in prompts)
+    text = torch.frombuffer(bytearray(raw), dtype=torch.uint8).long().view(examples, length)
+    labels = torch.full((examples, length - 1), UNSCORED)
+    labels[:, -digits:] = text[:, -digits:]
+    return Examples(text[:, :-1], labels)
 
 
 # RULER's needles (Hsieh et al. 2024): what hides them, their kind, how many keys, values, queries.

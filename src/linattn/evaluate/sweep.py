@@ -1,0 +1,205 @@
+"""Many trials: every mixer at every size, learning rate and seed; the best rate of each counts."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from linattn._validation import reject, require_positive_int
+from linattn.evaluate import trial
+from linattn.evaluate.settings import Settings
+from linattn.train.record import whole, write_json
+
+BASELINE = ("softmax",)
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What to compare.
+
+    Attributes:
+        settings: what all trials share.
+        mixers: each a mixer or the mixers of a hybrid; softmax is always among them.
+        sizes: of hidden_size; none: that of the settings.
+        rates: learning rates; none: that of the settings.
+        seeds: how many, from that of the settings on.
+    """
+
+    settings: Settings
+    mixers: tuple[tuple[str, ...], ...]
+    sizes: tuple[int, ...] = ()
+    rates: tuple[float, ...] = ()
+    seeds: int = 1
+
+    def __post_init__(self) -> None:
+        require_positive_int("seeds", self.seeds)
+        if not self.mixers:
+            reject("mixer", "none", "at least one")
+        self.trials()  # refuses what a trial would, before the first one runs
+
+    def trials(self) -> list[Settings]:
+        """Return every trial; seeds are the outer loop, so that a cut sweep compares all."""
+        mixers = dict.fromkeys((*self.mixers, BASELINE))
+        sizes = self.sizes or (self.settings.configuration().hidden_size,)
+        return [
+            replace(
+                self.settings, mixer=mixer, learning_rate=rate, seed=self.settings.seed + seed,
+                model={**self.settings.model, "hidden_size": size},
+            )
+            for seed in range(self.seeds)
+            for mixer in mixers
+            for size in sizes
+            for rate in self.rates or (self.settings.learning_rate,)
+        ]  # fmt: skip
+
+
+def run(
+    sweep: Sweep, output: Path, jobs: int = 1, tell: trial.Tell | None = None
+) -> Iterator[Result]:
+    """Yield what every trial came to, as soon as it has ended; finished ones are not repeated.
+
+    Args:
+        sweep: what to run.
+        output: a folder below it for each trial.
+        jobs: trials at a time, each in a process with its share of the threads if more than one.
+        tell: of a single job, called after every step.
+
+    Raises:
+        RuntimeError: a process ended without a result.
+    """
+    require_positive_int("jobs", jobs)
+    trials = sweep.trials()
+    if jobs == 1:
+        for settings in trials:
+            yield trial.run(settings, output / settings.name(), tell)
+        return
+    threads = max(1, torch.get_num_threads() // jobs)
+    running: list[subprocess.Popen[str]] = []
+
+    def one(settings: Settings) -> Result:
+        folder = output / settings.name()
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "result.json").exists():
+            write_json(folder / "settings.json", asdict(settings))
+            command = [sys.executable, "-m", "linattn.evaluate.process", str(folder), str(threads)]
+            process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+            running.append(process)
+            _, words = process.communicate()
+            if process.returncode != 0:
+                last = "\n".join(words.strip().splitlines()[-3:])
+                raise RuntimeError(f"{folder.name} ended with status {process.returncode}: {last}")
+        return trial.run(settings, folder)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting = [pool.submit(one, settings) for settings in trials]
+        try:
+            for done in as_completed(waiting):
+                yield done.result()
+        finally:  # also where the caller stops early
+            for future in waiting:
+                future.cancel()
+            for process in running:
+                process.kill()
+
+
+def summarise(results: list[Result]) -> list[Result]:
+    """Return a row for every mixer and size, at the rate of the best mean validation score.
+
+    A row has mean and standard deviation over the seeds of each test set's accuracy.
+    """
+    groups: dict[tuple[str, int], dict[float, list[Result]]] = {}
+    for r in results:
+        key = ("+".join(r["settings"]["mixer"]), r["settings"]["model"]["hidden_size"])
+        groups.setdefault(key, {}).setdefault(r["settings"]["learning_rate"], []).append(r)
+    rows = []
+    for (mixer, dim), rates in groups.items():
+        rate = max(rates, key=lambda x: statistics.mean(r["validation"] or 0.0 for r in rates[x]))
+        own = rates[rate]
+        tests = [
+            {"data": sets[0]["data"], **_statistics(sets)}
+            for sets in zip(*(r["tests"] for r in own), strict=True)
+        ]
+        rows.append({
+            "mixer": mixer, "dim": dim, "learning_rate": rate, "seeds": len(own),
+            "parameters": own[0]["parameters"], "state_bytes": own[0]["state_bytes"],
+            "steps": statistics.mean(r["steps"] for r in own),
+            "seconds": statistics.mean(r["seconds"] for r in own), "tests": tests,
+        })  # fmt: skip
+    return rows
+
+
+def _statistics(sets: tuple[Result, ...]) -> Result:
+    found: Result = {}
+    for name in ("accuracy", "all_right"):
+        values = [s[name] for s in sets if name in s]
+        if values:
+            found[name] = statistics.mean(values)
+            found[f"{name}_deviation"] = statistics.stdev(values) if len(values) > 1 else None
+    return found
+
+
+def write(results: list[Result], output: Path, draw: Callable[..., Any]) -> list[Result]:
+    """Write results.json, results.md and accuracy.png; return the rows."""
+    rows = summarise(results)
+    task = results[0]["settings"]["task"]
+    write_json(output / "results.json", {"kind": "sweep", "task": task, "rows": rows,
+               **{k: results[-1][k] for k in trial.about()}})  # fmt: skip
+    lines = "\n".join(table(rows)) + "\n"
+    whole(output / "results.md", lambda path: path.write_text(lines))
+    whole(output / "accuracy.png", lambda path: draw(rows, task, path))
+    return rows
+
+
+def label(options: dict[str, Any]) -> str:
+    """Return a test set's options in words."""
+    return ", ".join(f"{name} {value}" for name, value in options.items()) or "test"
+
+
+def cells(row: Result) -> list[str]:
+    """Return a row's texts, in the order of `columns`."""
+    state = "" if row["state_bytes"] is None else f"{row['state_bytes']:,}"
+    texts = [row["mixer"], str(row["dim"]), f"{row['parameters']:,}", state]
+    texts += [f"{row['learning_rate']:g}", str(row["seeds"]), f"{row['steps']:,.0f}"]
+    for test in row["tests"]:
+        for name in ("accuracy", "all_right"):
+            if name in test:
+                spread = test[f"{name}_deviation"]
+                more = "" if spread is None else f" ± {100 * spread:.1f}"
+                texts.append(f"{100 * test[name]:.1f}{more}")
+    return texts
+
+
+def columns(rows: list[Result]) -> list[str]:
+    """Return the names of the columns."""
+    names = ["mixer", "dim", "parameters", "state [bytes]", "rate", "seeds", "steps"]
+    for test in rows[0]["tests"]:
+        names.append(f"{label(test['data'])}: accuracy [%]")
+        if "all_right" in test:
+            names.append("all right [%]")
+    return names
+
+
+def table(rows: list[Result]) -> list[str]:
+    """Return the rows as Markdown, the best of each size first."""
+    names = columns(rows)
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    ordered = sorted(rows, key=lambda r: (r["dim"], -r["tests"][0]["accuracy"]))
+    return [*lines, *("| " + " | ".join(cells(row)) + " |" for row in ordered)]
+
+
+def read(folder: Path) -> Settings:
+    """Return the settings of a trial's folder, as `run` wrote them for its process."""
+    found = json.loads((folder / "settings.json").read_text())
+    for name in ("mixer", "train", "test"):
+        found[name] = tuple(found[name])
+    return Settings(**found)
