@@ -1,7 +1,7 @@
-"""The command line: `linattn info | check | bench | plot | train | generate | demo`."""
+"""The command line: `linattn info | check | bench | plot | train | generate | eval | demo`."""
 
 from linattn.cli.app import app, main  # first: it says what is missing
 
-from linattn.cli import bench, demo, language, machine  # isort: skip
+from linattn.cli import bench, demo, evaluate, language, machine  # isort: skip
 
-__all__ = ["app", "bench", "demo", "language", "machine", "main"]
+__all__ = ["app", "bench", "demo", "evaluate", "language", "machine", "main"]

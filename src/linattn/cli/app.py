@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 try:
     import typer
@@ -32,3 +34,17 @@ def make_folder(name: str, folder: Path) -> None:
         raise typer.BadParameter(f"{name}: got {folder}; {error.strerror}") from None
     if not writable:
         raise typer.BadParameter(f"{name}: got {folder}; expected a folder to write to")
+
+
+def pairs(name: str, texts: list[str]) -> dict[str, Any]:
+    """Return the options of texts NAME=VALUE, values in JSON or else as text."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise typer.BadParameter(f"{name}: got {text!r}; expected NAME=VALUE")
+        try:
+            found[key] = json.loads(value)
+        except json.JSONDecodeError:
+            found[key] = value
+    return found

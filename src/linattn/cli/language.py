@@ -10,21 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from linattn.cli.app import app, console, make_folder
-
-
-def _changes(pairs: list[str]) -> dict[str, Any]:
-    """Return the options of pairs NAME=VALUE, values in JSON or else as text."""
-    changes: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals or not name:
-            raise typer.BadParameter(f"set: got {pair!r}; expected NAME=VALUE")
-        try:
-            changes[name] = json.loads(text)
-        except json.JSONDecodeError:
-            changes[name] = text
-    return changes
+from linattn.cli.app import app, console, make_folder, pairs
 
 
 @app.command()
@@ -71,7 +57,7 @@ def train(
     try:
         settings = Settings(
             None if data is None else str(data), tokenizer, preset, tuple(mixer or ["metala"]),
-            _changes(change or []), steps, rows, length, accumulation, optimizer, learning_rate,
+            pairs("set", change or []), steps, rows, length, accumulation, optimizer, learning_rate,
             warm_up, weight_decay, clip, precision, compiled, evaluate_every, checkpoint_every,
             held_out_rows, seed,
         )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Evaluations: mixers trained on tasks, recall, concentration, perplexity, reports."""

@@ -19,7 +19,7 @@ from linattn.evaluate import trial
 from linattn.evaluate.settings import Settings
 from linattn.train.record import whole, write_json
 
-BASELINE = ("softmax",)
+BASELINE = "softmax"
 Result = dict[str, Any]
 
 
@@ -29,14 +29,15 @@ class Sweep:
 
     Attributes:
         settings: what all trials share.
-        mixers: each a mixer or the mixers of a hybrid; softmax is always among them.
+        mixers: each a mixer, "metala"; a hybrid, "metala+softmax"; or one with options in JSON,
+            "metala:key=true,kernel_size=null". Softmax is always among them.
         sizes: of hidden_size; none: that of the settings.
         rates: learning rates; none: that of the settings.
         seeds: how many, from that of the settings on.
     """
 
     settings: Settings
-    mixers: tuple[tuple[str, ...], ...]
+    mixers: tuple[str, ...]
     sizes: tuple[int, ...] = ()
     rates: tuple[float, ...] = ()
     seeds: int = 1
@@ -47,20 +48,55 @@ class Sweep:
             reject("mixer", "none", "at least one")
         self.trials()  # refuses what a trial would, before the first one runs
 
-    def trials(self) -> list[Settings]:
-        """Return every trial; seeds are the outer loop, so that a cut sweep compares all."""
-        mixers = dict.fromkeys((*self.mixers, BASELINE))
+    def trials(self) -> list[tuple[str, Settings]]:
+        """Return every trial with the text of its mixer.
+
+        Seeds are the outer loop, so that a sweep that was cut compares all there is.
+        """
+        mixers = list(dict.fromkeys(self.mixers))
+        if not any(text.partition(":")[0] == BASELINE for text in mixers):
+            mixers.append(BASELINE)
         sizes = self.sizes or (self.settings.configuration().hidden_size,)
         return [
-            replace(
-                self.settings, mixer=mixer, learning_rate=rate, seed=self.settings.seed + seed,
-                model={**self.settings.model, "hidden_size": size},
-            )
+            (text, self._settings(text, size, rate, self.settings.seed + seed))
             for seed in range(self.seeds)
-            for mixer in mixers
+            for text in mixers
             for size in sizes
             for rate in self.rates or (self.settings.learning_rate,)
-        ]  # fmt: skip
+        ]
+
+    def _settings(self, text: str, size: int, rate: float, seed: int) -> Settings:
+        mixer, options = variant(text)
+        model = {**self.settings.model, "hidden_size": size}
+        merged = dict(model.get("mixer_options", {}))
+        for name, own in options.items():
+            merged[name] = {**merged.get(name, {}), **own}
+        # Options of mixers that this trial has not would only make another folder's name.
+        model["mixer_options"] = {name: own for name, own in merged.items() if name in mixer}
+        return replace(self.settings, mixer=mixer, learning_rate=rate, seed=seed, model=model)
+
+
+def variant(text: str) -> tuple[tuple[str, ...], dict[str, dict[str, Any]]]:
+    """Return the mixers of a text, and options by mixer: metala+softmax, metala:key=true.
+
+    Raises:
+        ValueError: no name, options of a hybrid, or a text that is no NAME=VALUE.
+    """
+    names, colon, rest = text.partition(":")
+    mixers = tuple(names.split("+"))
+    form = "NAME, NAME+NAME or NAME:OPTION=VALUE,..."
+    if not all(mixers) or (colon and len(mixers) > 1):
+        reject("mixer", repr(text), form)
+    options: dict[str, Any] = {}
+    for pair in rest.split(",") if colon else []:
+        option, equals, value = pair.partition("=")
+        if not equals:
+            reject("mixer", repr(text), form)
+        try:
+            options[option] = json.loads(value)
+        except json.JSONDecodeError:
+            options[option] = value
+    return mixers, {mixers[0]: options} if options else {}
 
 
 def run(
@@ -80,13 +116,13 @@ def run(
     require_positive_int("jobs", jobs)
     trials = sweep.trials()
     if jobs == 1:
-        for settings in trials:
-            yield trial.run(settings, output / settings.name(), tell)
+        for text, settings in trials:
+            yield {**trial.run(settings, output / settings.name(), tell), "mixer": text}
         return
     threads = max(1, torch.get_num_threads() // jobs)
     running: list[subprocess.Popen[str]] = []
 
-    def one(settings: Settings) -> Result:
+    def one(text: str, settings: Settings) -> Result:
         folder = output / settings.name()
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "result.json").exists():
@@ -98,10 +134,10 @@ def run(
             if process.returncode != 0:
                 last = "\n".join(words.strip().splitlines()[-3:])
                 raise RuntimeError(f"{folder.name} ended with status {process.returncode}: {last}")
-        return trial.run(settings, folder)
+        return {**trial.run(settings, folder), "mixer": text}
 
     with ThreadPoolExecutor(jobs) as pool:
-        waiting = [pool.submit(one, settings) for settings in trials]
+        waiting = [pool.submit(one, *each) for each in trials]
         try:
             for done in as_completed(waiting):
                 yield done.result()
@@ -119,7 +155,7 @@ def summarise(results: list[Result]) -> list[Result]:
     """
     groups: dict[tuple[str, int], dict[float, list[Result]]] = {}
     for r in results:
-        key = ("+".join(r["settings"]["mixer"]), r["settings"]["model"]["hidden_size"])
+        key = (r["mixer"], r["settings"]["model"]["hidden_size"])
         groups.setdefault(key, {}).setdefault(r["settings"]["learning_rate"], []).append(r)
     rows = []
     for (mixer, dim), rates in groups.items():
@@ -160,9 +196,11 @@ def write(results: list[Result], output: Path, draw: Callable[..., Any]) -> list
     return rows
 
 
-def label(options: dict[str, Any]) -> str:
-    """Return a test set's options in words."""
-    return ", ".join(f"{name} {value}" for name, value in options.items()) or "test"
+def labels(rows: list[Result]) -> list[str]:
+    """Return each test set in words: the options in which it differs from another."""
+    sets = [test["data"] for test in rows[0]["tests"]]
+    names = [n for n in sets[0] if len({str(options.get(n)) for options in sets}) > 1]
+    return [", ".join(f"{name} {options[name]}" for name in names) for options in sets]
 
 
 def cells(row: Result) -> list[str]:
@@ -182,10 +220,11 @@ def cells(row: Result) -> list[str]:
 def columns(rows: list[Result]) -> list[str]:
     """Return the names of the columns."""
     names = ["mixer", "dim", "parameters", "state [bytes]", "rate", "seeds", "steps"]
-    for test in rows[0]["tests"]:
-        names.append(f"{label(test['data'])}: accuracy [%]")
+    for label, test in zip(labels(rows), rows[0]["tests"], strict=True):
+        of = f"{label}: " if label else ""
+        names.append(f"{of}accuracy [%]")
         if "all_right" in test:
-            names.append("all right [%]")
+            names.append(f"{of}all right [%]")
     return names
 
 

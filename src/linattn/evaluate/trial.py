@@ -76,7 +76,7 @@ def run(settings: Settings, folder: Path, tell: Tell | None = None) -> dict[str,
     tests = []
     for options, part in zip(s.tests, data("test", s.tests, s.test_examples), strict=True):
         tests.append({"data": options, **score(model, part, s.rows)})
-    tokens = max(d.tokens.shape[1] for d in train) if isinstance(train[0], Examples) else 0
+    tokens = max(d.tokens.shape[1] if isinstance(d, Examples) else 0 for d in train)
     found = {
         "kind": "trial", "settings": asdict(s), "tests": tests,
         "validation": trainer.state.best_metric, "steps": trainer.state.global_step,
@@ -154,21 +154,22 @@ class _Trainer(Trainer):
         self, model: Any, args: TrainingArguments, train: list[Data], validation: list[Data],
         settings: Settings, tell: Tell | None,
     ):  # fmt: skip
-        batches = Batches(train, settings.rows, settings.steps, settings.seed)
+        self.batches = Batches(train, settings.rows, settings.steps, settings.seed)
         super().__init__(
-            model, args, train_dataset=batches, eval_dataset=batches, data_collator=_single,
+            model, args, _single, train_dataset=self.batches, eval_dataset=self.batches,
             callbacks=[_Watch(self, settings.stop_at, tell)],
         )  # fmt: skip
         self.remove_callback(PrinterCallback)
         self.validation, self.rows, self.diverged = validation, settings.rows, False
 
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
-        return SequentialSampler(self.train_dataset)
+        return SequentialSampler(self.batches)
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Return the mean accuracy over the validation sets."""
+        assert self.model is not None
         found = [score(self.model, data, self.rows)["accuracy"] for data in self.validation]
         metrics = {f"{metric_key_prefix}_accuracy": sum(found) / len(found)}
         self.log(metrics)

@@ -282,7 +282,7 @@ class LinattnForCausalLM(LinattnPreTrainedModel, GenerationMixin):
         logits = self.lm_head(hidden)
         loss = None
         if moved is not None and moved.shape != logits.shape[:2]:
-            reject("shift_labels", f"shape {list(moved.shape)}", list(logits.shape[:2]))
+            reject("shift_labels", f"shape {list(moved.shape)}", str(list(logits.shape[:2])))
         if labels is not None or moved is not None:
             loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
