@@ -1,8 +1,9 @@
-"""The studies of the evaluations, each some commands of `linattn`; finished trials are not repeated.
+"""The studies of the evaluations, each a command of `linattn eval`.
 
     python benchmarks/evaluations.py mqar metala-on-mqar dropout-listops dropout-digits
 
-Everything goes below --output, a folder for each study; `linattn report` makes a page of it.
+Finished trials are not repeated. Everything goes below --output, a folder for each study;
+`linattn report` makes a page of it.
 """
 
 import subprocess
@@ -12,7 +13,8 @@ from typing import Annotated
 
 import typer
 
-MIXERS = [
+MIXERS = ["metala", "gla", "gated_delta_net", "delta_net", "linear", "retention"]
+MIXERS += ["mamba2:key_dim=32"]
     "metala",
     "gla",
     "gated_delta_net",
@@ -21,8 +23,8 @@ MIXERS = [
     "retention",
     "mamba2:key_dim=32",
 ]
-# One head and sizes of 16 to 64 channels: states of 1 to 40 kB.
-MQAR = "eval mqar --setting cpu --dim 16 --dim 32 --dim 64"
+# In front a gated convolution as in Based, without which those that carry none cannot begin.
+MQAR = "eval mqar --setting cpu --dim 32 --dim 64 --dim 128"
 ABLATIONS = ["metala", "metala:augmentation=null", "metala:kernel_size=null", "metala:key=true"]
 # *Making Linear Attention Usable*, ablation of dropout: nothing, on the output, the stand-in.
 DROPOUT = [
@@ -41,7 +43,7 @@ def mixers(names: list[str]) -> str:
 
 
 STUDIES: dict[str, str] = {
-    "mqar": f"{MQAR} {mixers(MIXERS)}",
+    "mqar": f"{MQAR} {mixers(['convolution+' + name for name in MIXERS])}",
     "metala-on-mqar": f"{MQAR} {mixers(ABLATIONS)}",
     "dropout-listops": f"eval listops {SMALL} --data shortest=20,longest=150 --examples 10000 "
     f"--steps 2000 --evaluate-every 200 --seeds 3 {mixers(DROPOUT)}",

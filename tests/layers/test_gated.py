@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from linattn.layers import (
     HGRN2,
     DeltaNet,
+    GatedConvolution,
     GatedDeltaNet,
     GatedLinearAttention,
     KimiDeltaAttention,
@@ -155,7 +156,21 @@ def lightning(layer, x):
     return (o * torch.sigmoid(x @ layer.g_proj.weight.T)) @ layer.o_proj.weight.T
 
 
+def gated_convolution(layer, x):
+    """y_t = (sum_w weight_w x_{t-w} + b) (x_t W + b) + x_t."""
+    convolution, projection = layer.convolution, layer.projection
+    W = convolution.kernel_size
+    rows = []
+    for t in range(x.shape[1]):
+        y = convolution.bias.expand(x.shape[0], -1)
+        for w in range(min(W, t + 1)):
+            y = y + convolution.weight[:, W - 1 - w] * x[:, t - w]
+        rows.append(y * (x[:, t] @ projection.weight.T + projection.bias) + x[:, t])
+    return torch.stack(rows, 1)
+
+
 FORMS = {
+    "convolution": (lambda **o: GatedConvolution(24, kernel_size=4, **o), gated_convolution),
     "lightning": (lambda **o: LightningAttention(24, 3, depth=0.25, **o), lightning),
     "lightning geometric": (
         lambda **o: LightningAttention(24, 4, head_dim=5, slopes="geometric", **o),

@@ -8,6 +8,7 @@ import torch
 from linattn.layers import (
     HGRN2,
     DeltaNet,
+    GatedConvolution,
     GatedDeltaNet,
     GatedLinearAttention,
     KimiDeltaAttention,
@@ -45,6 +46,7 @@ KINDS = {
     "kimi": lambda **o: KimiDeltaAttention(32, 2, head_dim=8, **o),
     "gated delta": lambda **o: GatedDeltaNet(32, 2, num_value_heads=4, key_dim=8, **o),
     "retention": lambda **o: Retention(32, 2, **o),
+    "convolution": lambda **o: GatedConvolution(32, **o),
     "softmax": lambda **o: SoftmaxAttention(32, 4, num_key_heads=2, projection_bias=True, **o),
     "softmax rope": lambda **o: SoftmaxAttention(32, 4, rope=100.0, **o),
     "softmax window": lambda **o: SoftmaxAttention(32, 4, rope=100.0, window=5, **o),
@@ -176,6 +178,7 @@ ONE_WAY = (
     "gated delta",
     "retention",
     "softmax window",
+    "convolution",
 )
 
 

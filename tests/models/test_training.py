@@ -124,7 +124,7 @@ def test_lora_adapts_every_projection_and_merges_exactly(kind):
         m(input_ids=x, labels=x).loss.backward()
         optimizer.step()
     adapters = {n: p for n, p in m.named_parameters() if "lora_" in n}
-    assert len(adapters) >= 2 * 2 * 5
+    assert len(adapters) >= 2 * 2 * 4  # the feed-forward part has three, a mixer at least one
     assert all(p.grad.abs().sum() > 0 for p in adapters.values())
     m.eval()
     logits = m(input_ids=x).logits

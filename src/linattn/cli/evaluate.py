@@ -29,7 +29,7 @@ def _command(task: str) -> Callable[..., None]:
     def command(
         mixer: Annotated[
             list[str] | None,
-            typer.Option(help="metala, metala+softmax, metala:key=true, ...; repeatable."),
+            typer.Option(help="metala, convolution+metala:key=true, ...; repeatable."),
         ] = None,
         setting: Annotated[str | None, typer.Option(help="A named one of this task.")] = None,
         data: Annotated[
@@ -81,12 +81,13 @@ def _command(task: str) -> Callable[..., None]:
                 given[name] = tuple(pairs(name, text.split(",")) for text in texts)
         try:
             chosen = {} if setting is None else presets.preset(task, setting)
+            softmax = chosen.pop("softmax", {})
             model = {**chosen.pop("model", {}), **pairs("set", change or [])}
             rates = tuple(learning_rate or presets.RATES.get(f"{task}/{setting}", ()))
             planned = sweep.Sweep(
                 Settings(task, model=model, **{**chosen, **given}),
                 tuple(mixer or ["metala"]),
-                tuple(dim or ()), rates, seeds,
+                tuple(dim or ()), rates, seeds, softmax,
             )  # fmt: skip
         except (TypeError, ValueError) as error:
             raise typer.BadParameter(str(error)) from None

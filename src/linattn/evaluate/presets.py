@@ -7,10 +7,9 @@ from typing import Any
 from linattn._validation import reject
 from linattn.tasks.long_range_arena import SETTINGS, Setting
 
-# Learned positions in place of rotary ones, layers without a feed-forward part.
-_ZOOLOGY = {"intermediate_size": 0, "learned_positions": True, "dropout": 0.1}
-_NO_ROPE = {"softmax": {"rope": None}, "linear": {"rope": None}}
-_MQAR = {**_ZOOLOGY, "mixer_options": _NO_ROPE}
+# Zoology: layers without a feed-forward part; learned positions for softmax attention alone.
+_MQAR = {"intermediate_size": 0, "dropout": 0.1}
+_SOFTMAX = {"learned_positions": True, "mixer_options": {"softmax": {"rope": None}}}
 
 
 def _zoology(length: int, pairs: int, rows: int) -> dict[str, Any]:
@@ -21,6 +20,7 @@ def _zoology(length: int, pairs: int, rows: int) -> dict[str, Any]:
         "model": {**_MQAR, "hidden_size": 64, "max_position_embeddings": length},
         "examples": 100_000, "test_examples": 3000, "steps": steps, "rows": rows,
         "evaluate_every": 100_000 // rows, "learning_rate": 1e-3, "warm_up": 0,
+        "softmax": _SOFTMAX,
     }  # fmt: skip
 
 
@@ -29,6 +29,7 @@ def _pairs(*sizes: tuple[int, int]) -> tuple[dict[str, Any], ...]:
                  for length, pairs in sizes)  # fmt: skip
 
 
+_SMALL = {"length": 64, "vocabulary": 256, "random_filler": False}
 # Rates to sweep where the paper does; --learning-rate in their place.
 RATES: dict[str, tuple[float, ...]] = {
     "mqar/cpu": (3e-3, 1e-2),
@@ -53,17 +54,18 @@ def _arena(setting: Setting, positions: int) -> dict[str, Any]:
 
 PRESETS: dict[str, dict[str, Any]] = {
     "mqar/cpu": {
-        "train": ({"length": 64, "pairs": 8, "vocabulary": 256, "random_filler": False},),
+        "train": tuple({**_SMALL, "pairs": pairs} for pairs in (2, 4, 8)),
+        "test": tuple({**_SMALL, "pairs": pairs} for pairs in (4, 8, 16)),
         "model": {**_MQAR, "hidden_size": 64, "dropout": 0.0, "initializer_range": 0.05,
                   "max_position_embeddings": 64},
-        "steps": 2000, "rows": 64, "evaluate_every": 200,
+        "examples": 10_000, "steps": 2000, "rows": 32, "evaluate_every": 200, "softmax": _SOFTMAX,
     },
     "mqar/zoology-64": _zoology(64, 4, 512),
     "mqar/zoology-128": _zoology(128, 8, 512),
     "mqar/zoology-256": _zoology(256, 16, 256),
     "mqar/zoology-512": _zoology(512, 64, 128),
-    # Based (Arora et al. 2024), with 20,000 examples of each set and without the convolution that
-    # the paper has in place of the first mixer; 32 epochs.
+    # Based (Arora et al. 2024), with 20,000 examples of each set, 32 epochs; its models have
+    # --mixer convolution+NAME.
     "mqar/based": {
         "train": _pairs((64, 4), (128, 8), (256, 16), (256, 32), (256, 64)),
         "test": _pairs((64, 4), (64, 8), (64, 16), (128, 32), (256, 64), (512, 128), (1024, 256),
@@ -71,7 +73,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "model": {**_MQAR, "hidden_size": 128, "num_attention_heads": 2,
                   "max_position_embeddings": 2048},
         "examples": 20_000, "test_examples": 1000, "steps": 32 * 5 * 20_000 // 256, "rows": 256,
-        "evaluate_every": 390,
+        "evaluate_every": 390, "softmax": _SOFTMAX,
     },
     # What reviewers asked for: more pairs in 512 tokens.
     "mqar/hard": {**_zoology(512, 80, 128)},
@@ -113,7 +115,7 @@ for _name, _settings in SETTINGS.items():
 
 
 def preset(task: str, name: str) -> dict[str, Any]:
-    """Return the choices of a preset, arguments of `Settings`.
+    """Return the choices of a preset: arguments of `Settings`, and `softmax` of `Sweep`.
 
     Raises:
         ValueError: the task has none of that name.

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,13 @@ class Sweep:
 
     Attributes:
         settings: what all trials share.
-        mixers: each a mixer, "metala"; a hybrid, "metala+softmax"; or one with options in JSON,
-            "metala:key=true,kernel_size=null". Softmax is always among them.
+        mixers: each a mixer, "metala"; a hybrid, "convolution+metala"; either with options in
+            JSON of the last one named, "metala:key=true,kernel_size=null". Softmax is always
+            among them.
         sizes: of hidden_size; none: that of the settings.
         rates: learning rates; none: that of the settings.
         seeds: how many, from that of the settings on.
+        softmax: options of the model where softmax attention is all there is, as learned positions.
     """
 
     settings: Settings
@@ -41,6 +43,7 @@ class Sweep:
     sizes: tuple[int, ...] = ()
     rates: tuple[float, ...] = ()
     seeds: int = 1
+    softmax: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_positive_int("seeds", self.seeds)
@@ -67,7 +70,8 @@ class Sweep:
 
     def _settings(self, text: str, size: int, rate: float, seed: int) -> Settings:
         mixer, options = variant(text)
-        model = {**self.settings.model, "hidden_size": size}
+        own_model = self.softmax if mixer == (BASELINE,) else {}
+        model = {**self.settings.model, **own_model, "hidden_size": size}
         merged = dict(model.get("mixer_options", {}))
         for name, own in options.items():
             merged[name] = {**merged.get(name, {}), **own}
@@ -77,15 +81,15 @@ class Sweep:
 
 
 def variant(text: str) -> tuple[tuple[str, ...], dict[str, dict[str, Any]]]:
-    """Return the mixers of a text, and options by mixer: metala+softmax, metala:key=true.
+    """Return the mixers of a text, and options by mixer: convolution+metala:key=true.
 
     Raises:
-        ValueError: no name, options of a hybrid, or a text that is no NAME=VALUE.
+        ValueError: no name, or a text that is no NAME=VALUE.
     """
     names, colon, rest = text.partition(":")
     mixers = tuple(names.split("+"))
-    form = "NAME, NAME+NAME or NAME:OPTION=VALUE,..."
-    if not all(mixers) or (colon and len(mixers) > 1):
+    form = "NAME+NAME..., with or without :OPTION=VALUE,..."
+    if not all(mixers):
         reject("mixer", repr(text), form)
     options: dict[str, Any] = {}
     for pair in rest.split(",") if colon else []:
@@ -96,7 +100,7 @@ def variant(text: str) -> tuple[tuple[str, ...], dict[str, dict[str, Any]]]:
             options[option] = json.loads(value)
         except json.JSONDecodeError:
             options[option] = value
-    return mixers, {mixers[0]: options} if options else {}
+    return mixers, {mixers[-1]: options} if options else {}
 
 
 def run(

@@ -6,8 +6,10 @@ from linattn.layers.cache import (
     KeyValueCache,
     RecurrentCache,
     RetentionCache,
+    WindowCache,
 )
 from linattn.layers.delta_net import DeltaNet
+from linattn.layers.gated_convolution import GatedConvolution
 from linattn.layers.gated_delta_net import GatedDeltaNet
 from linattn.layers.gated_linear_attention import GatedLinearAttention
 from linattn.layers.hgrn2 import HGRN2
@@ -26,6 +28,7 @@ __all__ = [
     "Bidirectional",
     "ConvolutionCache",
     "DeltaNet",
+    "GatedConvolution",
     "GatedDeltaNet",
     "GatedLinearAttention",
     "KeyValueCache",
@@ -39,5 +42,6 @@ __all__ = [
     "RetentionCache",
     "ShortConvolution",
     "SoftmaxAttention",
+    "WindowCache",
     "rotary",
 ]

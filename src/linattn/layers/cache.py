@@ -28,6 +28,16 @@ class ConvolutionCache(NamedTuple):
         return ConvolutionCache(*(x.index_select(0, rows) for x in self))
 
 
+class WindowCache(NamedTuple):
+    """The state of a layer that is a short convolution alone."""
+
+    convolution: Tensor  # [B, W - 1, C]
+
+    def select(self, rows: Tensor) -> WindowCache:
+        """Return the cache of these batch rows [B'], in this order: what beam search needs."""
+        return WindowCache(self.convolution.index_select(0, rows))
+
+
 class RetentionCache(NamedTuple):
     """The state of a layer whose keys are turned by their position."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
@@ -10,7 +12,7 @@ from linattn.convolution import MOST_TAPS, causal_conv1d
 
 
 class ShortConvolution(nn.Module):
-    """Depthwise causal convolution and SiLU of [B, N, C].
+    """Depthwise causal convolution of [B, N, C], and SiLU unless told otherwise.
 
         y_t = silu(bias + sum_w weight_w x_{t-w})
 
@@ -18,20 +20,23 @@ class ShortConvolution(nn.Module):
         channels: C.
         kernel_size: W, 1 to 8 taps; the last meets the token itself, as in torch.nn.Conv1d.
         bias: whether there is one.
+        activation: "silu" or None.
         backend: as in `causal_conv1d`.
 
     Parameters: C W, and C with a bias. Initialised as torch.nn.Conv1d: uniform in +-1 / sqrt(W).
     """
 
     def __init__(
-        self, channels: int, kernel_size: int, *, bias: bool = False, backend: str = "auto"
-    ):
+        self, channels: int, kernel_size: int, *, bias: bool = False,
+        activation: Literal["silu"] | None = "silu", backend: str = "auto",
+    ):  # fmt: skip
         super().__init__()
         check.require_positive_int("channels", channels)
         check.require_positive_int("kernel_size", kernel_size)
         if kernel_size > MOST_TAPS:
             check.reject("kernel_size", kernel_size, f"at most {MOST_TAPS}")
         self.channels, self.kernel_size, self.backend = channels, kernel_size, backend
+        self.activation = activation
         self.weight = nn.Parameter(torch.empty(channels, kernel_size))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
         self.reset_parameters()
@@ -46,7 +51,7 @@ class ShortConvolution(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return y [B, N, C] and the state [B, W - 1, C] after the last token that is there."""
         y, after = causal_conv1d(
-            x, self.weight, self.bias, activation="silu", mask=mask, initial_state=state,
+            x, self.weight, self.bias, activation=self.activation, mask=mask, initial_state=state,
             return_state=True, cu_seqlens=cu_seqlens, backend=self.backend,
         )  # fmt: skip
         return y, after if mask is None or cu_seqlens is not None else self._window(x, mask, state)

@@ -9,11 +9,13 @@ from torch import Tensor, nn
 
 from linattn.layers import (
     ConvolutionCache,
+    GatedConvolution,
     LinearAttention,
     MetaLA,
     RecurrentCache,
     Retention,
     RetentionCache,
+    WindowCache,
 )
 
 
@@ -23,6 +25,8 @@ def cache_type(mixer: nn.Module) -> type[NamedTuple]:
         isinstance(mixer, LinearAttention) and mixer.rope is not None
     ):
         return RetentionCache
+    if isinstance(mixer, GatedConvolution):
+        return WindowCache
     if isinstance(mixer, MetaLA) and mixer.convolution is None:
         return RecurrentCache
     return ConvolutionCache if hasattr(mixer, "convolution") else RecurrentCache

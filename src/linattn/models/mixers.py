@@ -13,6 +13,7 @@ from linattn.layers import (
     HGRN2,
     Bidirectional,
     DeltaNet,
+    GatedConvolution,
     GatedDeltaNet,
     GatedLinearAttention,
     KimiDeltaAttention,
@@ -27,6 +28,12 @@ from linattn.layers import (
 if TYPE_CHECKING:
     from linattn.models.configuration import LinattnConfig
 
+
+def _convolution(dim: int, heads: int, *, kernel_size: int = 3, backend: str = "auto") -> nn.Module:
+    """Return a mixer without heads."""
+    return GatedConvolution(dim, kernel_size=kernel_size, backend=backend)
+
+
 MIXERS: dict[str, Callable[..., nn.Module]] = {
     "metala": MetaLA,
     "retention": Retention,
@@ -38,6 +45,7 @@ MIXERS: dict[str, Callable[..., nn.Module]] = {
     "gated_delta_net": GatedDeltaNet,
     "kda": KimiDeltaAttention,
     "linear": LinearAttention,
+    "convolution": _convolution,
     "softmax": SoftmaxAttention,
 }
 BOTH_WAYS = ("linear", "softmax")  # these see every token by themselves; others need two
