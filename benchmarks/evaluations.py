@@ -15,14 +15,6 @@ import typer
 
 MIXERS = ["metala", "gla", "gated_delta_net", "delta_net", "linear", "retention"]
 MIXERS += ["mamba2:key_dim=32"]
-    "metala",
-    "gla",
-    "gated_delta_net",
-    "delta_net",
-    "linear",
-    "retention",
-    "mamba2:key_dim=32",
-]
 # In front a gated convolution as in Based, without which those that carry none cannot begin.
 MQAR = "eval mqar --setting cpu --dim 32 --dim 64 --dim 128"
 ABLATIONS = ["metala", "metala:augmentation=null", "metala:kernel_size=null", "metala:key=true"]

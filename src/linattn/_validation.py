@@ -72,6 +72,12 @@ def require_positive_int(name: str, value: object) -> None:
         reject(name, value, "an int >= 1")
 
 
+def require_seed(seed: object) -> None:
+    """Raise ValueError unless `seed` is an int that all of torch, numpy and products of it take."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**40:
+        reject("seed", repr(seed), "an int from 0 to 2**40 - 1")
+
+
 def require_bool(name: str, value: object) -> None:
     """Raise TypeError unless `value` is True or False."""
     if not isinstance(value, bool):

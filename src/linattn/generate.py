@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedTokenizerBase, TextStreamer
-from transformers.utils import logging
 
-from linattn._validation import reject, require_number, require_positive_int
-from linattn.models import LinattnForCausalLM
+from linattn._validation import reject, require_number, require_positive_int, require_seed
+from linattn.models import LinattnConfig, LinattnForCausalLM
+from linattn.models.loading import from_folder, model_type
 from linattn.models.presets import preset
 from linattn.models.tokenizers import byte_tokenizer, decode, load_tokenizer
 from linattn.train import checkpoints
@@ -56,16 +56,16 @@ def load(path: Path) -> tuple[LinattnForCausalLM, PreTrainedTokenizerBase]:
     """Return the model and tokenizer of a folder: a saved model, or a training run's newest.
 
     Raises:
-        ValueError: neither is there.
+        ValueError: neither is there, or not whole.
     """
-    logging.disable_progress_bar()  # of transformers, one for every file
     newest = checkpoints.latest(path) if path.is_dir() else None
     folder = path if newest is None else newest
     if not (folder / "config.json").is_file():
         reject("model", path, "the folder of a saved model or of a training run")
-    model = LinattnForCausalLM.from_pretrained(folder)
-    model.train(False)
-    return model, load_tokenizer(str(folder))
+    kind = model_type(folder)
+    if kind != LinattnConfig.model_type:
+        reject("model", f"{folder}, a {kind!r}", f"a {LinattnConfig.model_type!r}")
+    return from_folder(LinattnForCausalLM, folder), load_tokenizer(str(folder))
 
 
 def untrained(name: str, mixer: str, seed: int = 0) -> LinattnForCausalLM:
@@ -104,16 +104,24 @@ def generate(
         stream: print the text as it is made.
 
     Raises:
-        ValueError: an empty prompt, tokens < 1, temperature < 0 or top_p not in (0, 1].
+        ValueError: an empty prompt, tokens < 1, a temperature between 0 and 0.001 or < 0, top_p not
+            in (0, 1], a seed not in 0 .. 2**40, a prompt that is no text.
     """
     tokenizer = byte_tokenizer() if tokenizer is None else tokenizer
     require_positive_int("tokens", tokens)
     for name, value, good in (
-        ("temperature", temperature, temperature >= 0), ("top_p", top_p, 0 < top_p <= 1),
+        ("temperature", temperature, temperature == 0 or temperature >= 1e-3),
+        ("top_p", top_p, 0 < top_p <= 1),
     ):  # fmt: skip
         require_number(name, value)
         if not good:
-            reject(name, value, "a number >= 0" if name == "temperature" else "a share in (0, 1]")
+            reject(name, value, "0, or 0.001 or more" if name == "temperature" else
+                   "a share in (0, 1]")  # fmt: skip
+    require_seed(seed)
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        reject("prompt", ascii(prompt), "text in UTF-8")
     x = torch.tensor([tokenizer(prompt, add_special_tokens=False)["input_ids"]])
     if x.numel() == 0:
         reject("prompt", "no tokens", "at least one")

@@ -2,6 +2,6 @@
 
 from linattn.cli.app import app, main  # first: it says what is missing
 
-from linattn.cli import bench, demo, evaluate, language, machine  # isort: skip
+from linattn.cli import bench, demo, evaluate, language, machine, scores  # isort: skip
 
-__all__ = ["app", "bench", "demo", "evaluate", "language", "machine", "main"]
+__all__ = ["app", "bench", "demo", "evaluate", "language", "machine", "main", "scores"]

@@ -25,10 +25,17 @@ from linattn.ops import linear_attention
 class AttentionMap(Protocol):
     """The map of one call, P [H, N, N], in parts."""
 
-    name: str
-    causal: bool
-    heads: int
-    tokens: int
+    @property
+    def causal(self) -> bool:
+        """Whether token i sees only j <= i."""
+
+    @property
+    def heads(self) -> int:
+        """H."""
+
+    @property
+    def tokens(self) -> int:
+        """N."""
 
     def columns(self, first: int, last: int) -> Tensor:
         """Return P[:, :, first:last], [H, N, last - first] float32."""
@@ -77,9 +84,18 @@ class SoftmaxMap:
     scale: float
 
     def __post_init__(self) -> None:
-        self.heads, self.tokens = self.q.shape[:2]
         blocks = [self._logits(i, i + 256) for i in range(0, self.tokens, 256)]
         self.total = torch.logsumexp(torch.stack([b.logsumexp(-1) for b in blocks]), 0)  # [H, N]
+
+    @property
+    def heads(self) -> int:
+        """H."""
+        return self.q.shape[0]
+
+    @property
+    def tokens(self) -> int:
+        """N."""
+        return self.q.shape[1]
 
     def _logits(self, first: int, last: int) -> Tensor:
         """Return the logits of these keys [H, N, m]; -inf: not seen."""

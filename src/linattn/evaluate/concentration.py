@@ -95,7 +95,7 @@ def concentration(
         second = [v.second_eigenvalue() for v in values]
     return Concentration(
         _mean(entropy, there), _mean(relative, counted),
-        (-negative.sum(1) / (positive - negative).sum(1)).tolist(),
+        (-negative.sum(1) / (positive - negative).sum(1)).abs().tolist(),
         rows.mean(1).tolist(), rows.std(1).tolist(),
         second, [1 - x for x in second], [v.singular_value() for v in values],
         (~there).double().mean(1).tolist(),

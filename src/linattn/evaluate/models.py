@@ -12,9 +12,9 @@ from transformers import (
     AutoModelForSequenceClassification,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging
 
 from linattn._validation import reject
+from linattn.models.loading import from_folder, model_type
 from linattn.models.tokenizers import byte_tokenizer, load_tokenizer
 from linattn.train import checkpoints
 
@@ -29,14 +29,8 @@ def load(path: Path) -> tuple[Any, PreTrainedTokenizerBase]:
     Raises:
         ValueError: none of these, or a trial of other tokens.
     """
-    logging.disable_progress_bar()
     folder = _folder(path)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True)
-    except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
-        reject("model", f"{path} ({first})", "the folder of a language model in safetensors")
-    model.train(False)
+    model = from_folder(AutoModelForCausalLM, folder)
     if any(folder.glob("tokenizer*")):
         return model, load_tokenizer(str(folder))
     if model.config.vocab_size != 256:
@@ -51,8 +45,8 @@ def load_any(path: Path) -> Any:
     Raises:
         ValueError: there is none.
     """
-    logging.disable_progress_bar()
     folder = _folder(path)
+    model_type(folder)
     kinds = {
         "LinattnForCausalLM": AutoModelForCausalLM,
         "LinattnForSequenceClassification": AutoModelForSequenceClassification,
@@ -61,9 +55,7 @@ def load_any(path: Path) -> Any:
     names = json.loads((folder / "config.json").read_text()).get("architectures") or [""]
     if names[0] not in kinds:
         reject("model", f"{path}, a {names[0]!r}", f"one of {tuple(kinds)}")
-    model = kinds[names[0]].from_pretrained(folder, use_safetensors=True)
-    model.train(False)
-    return model
+    return from_folder(kinds[names[0]], folder)
 
 
 def _folder(path: Path) -> Path:

@@ -71,3 +71,22 @@ def heat_map(
     axis.set(title=words["title"], xlabel=words["x"], ylabel=words["y"])
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def maps(drawn: list[tuple[str, np.ndarray]], path: Path) -> None:
+    """Draw maps [heads, N, N], a row each: red positive, blue negative, over the row's largest."""
+    columns = max(array.shape[0] for _, array in drawn)
+    size = (2.6 * columns + 0.6, 2.6 * len(drawn) + 0.4)
+    figure, axes = plt.subplots(
+        len(drawn), columns, figsize=size, layout="constrained", squeeze=False
+    )
+    for row, (name, array) in zip(axes, drawn, strict=True):
+        for axis in row:
+            axis.axis("off")
+        for head, axis in zip(array, row, strict=False):
+            largest = np.abs(head).max(1, keepdims=True)
+            shares = np.divide(head, largest, out=np.zeros_like(head), where=largest > 0)
+            axis.imshow(shares, vmin=-1, vmax=1, cmap="RdBu_r", interpolation="nearest")
+        row[0].set_title(name, fontsize=8, loc="left")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

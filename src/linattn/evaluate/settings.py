@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from linattn._validation import reject, require_number, require_positive_int
+from linattn._validation import reject, require_number, require_positive_int, require_seed
 from linattn.evaluate import tasks
 from linattn.models import LinattnConfig
 
@@ -64,7 +64,11 @@ class Settings:
         for name in ("examples", "test_examples"):
             if getattr(self, name) is not None:
                 require_positive_int(name, getattr(self, name))
-        for name in ("learning_rate", "weight_decay", "warm_up", "clip", "stop_at", "seed"):
+        require_seed(self.seed)
+        for name, option in (("vocab_size", "the data"), ("mixer", "the option mixer")):
+            if name in self.model:
+                reject("model", repr(name), f"none of what {option} says")
+        for name in ("learning_rate", "weight_decay", "warm_up", "clip", "stop_at"):
             require_number(name, getattr(self, name))
             if getattr(self, name) < 0:
                 reject(name, getattr(self, name), "a number >= 0")

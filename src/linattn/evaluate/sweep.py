@@ -216,7 +216,7 @@ def cells(row: Result) -> list[str]:
         for name in ("accuracy", "all_right"):
             if name in test:
                 spread = test[f"{name}_deviation"]
-                more = "" if spread is None else f" ± {100 * spread:.1f}"
+                more = "" if spread is None else f" \u00b1 {100 * spread:.1f}"
                 texts.append(f"{100 * test[name]:.1f}{more}")
     return texts
 
@@ -242,7 +242,12 @@ def table(rows: list[Result]) -> list[str]:
 
 def read(folder: Path) -> Settings:
     """Return the settings of a trial's folder, as `run` wrote them for its process."""
-    found = json.loads((folder / "settings.json").read_text())
+    return settings_of(json.loads((folder / "settings.json").read_text()))
+
+
+def settings_of(found: dict[str, Any]) -> Settings:
+    """Return the settings that JSON has made lists of."""
+    found = dict(found)
     for name in ("mixer", "train", "test"):
         found[name] = tuple(found[name])
     return Settings(**found)

@@ -57,13 +57,26 @@ def check_forward(
     require_tensor("x", x)
     if x.dim() != 3 or x.shape[2] != dim:
         reject("x", f"shape {list(x.shape)}", f"[B, N, {dim}]")
+    if not x.is_floating_point():
+        reject("x", x.dtype, "a floating point dtype, that of the weights", kind=TypeError)
     require_bool("return_cache", return_cache)
-    if cache is not None and not isinstance(cache, cache_type):
-        reject("cache", type(cache).__name__, f"a {cache_type.__name__} or None", kind=TypeError)
+    if cache is not None:
+        _check_cache(cache, cache_type, x)
     if not causal and (cache is not None or return_cache):
         reject("cache", "a cache with causal=False", "causal=True to decode")
     if cu_seqlens is not None and (cache is not None or return_cache):
         reject("cache", "a cache with cu_seqlens", "one sequence a row to decode")
+
+
+def _check_cache(cache: object, cache_type: type, x: Tensor) -> None:
+    """Check what any cache has; the operators check states and windows."""
+    if not isinstance(cache, cache_type) or not isinstance(cache, tuple):
+        reject("cache", type(cache).__name__, f"a {cache_type.__name__} or None", kind=TypeError)
+    for name, value in zip(cache._fields, cache, strict=True):  # type: ignore[attr-defined]
+        require_tensor(f"cache.{name}", value)
+        if name == "seen" and (value.dtype != torch.int64 or value.shape != x.shape[:1]):
+            got = f"{value.dtype} of shape {list(value.shape)}"
+            reject("cache.seen", got, f"torch.int64 of shape [{x.shape[0]}], tokens of each row")
 
 
 def blank_padding(x: Tensor, mask: Tensor | None) -> Tensor:

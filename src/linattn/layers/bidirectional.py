@@ -54,6 +54,8 @@ class Bidirectional(nn.Module):
             ValueError: a cache: what comes later is not known while decoding.
         """
         check_forward(x, self.dim, False, cache, type(None), return_cache, cu_seqlens)
+        if mask is not None:
+            check.check_mask(mask, x, "x")
         tokens = torch.arange(x.shape[1], device=x.device)
         order = tokens.flip(0)  # [N]; turning twice gives the tokens back
         if cu_seqlens is not None:

@@ -55,8 +55,8 @@ class GatedConvolution(nn.Module):
         x = blank_padding(x, mask)
         before = None if cache is None else cache.convolution
         y, window = self.convolution(x, mask, before, cu_seqlens)
-        y = y * self.projection(x)
-        y = blank_padding(y + x.to(y.dtype), mask)
+        gate = self.projection(x)  # under autocast in 16 bits, and so is the result
+        y = blank_padding(y.to(gate.dtype) * gate + x.to(gate.dtype), mask)
         return (y, WindowCache(window)) if return_cache else y
 
     def state_size(self) -> int:

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from linattn._validation import require_positive_int
 from linattn.layers.delta_net import DeltaNet, reset_softplus_decay, softplus_decay
 from linattn.layers.family import Family
 
@@ -57,6 +58,7 @@ class KimiDeltaAttention(DeltaNet):
         negative_eigenvalues: bool = False,
         backend: str = "auto",
     ):
+        require_positive_int("head_dim", head_dim)
         super().__init__(
             dim, num_heads, key_dim=head_dim, value_dim=head_dim, kernel_size=kernel_size,
             negative_eigenvalues=negative_eigenvalues, backend=backend,

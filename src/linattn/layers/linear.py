@@ -184,8 +184,9 @@ class LinearAttention(nn.Module):
         k = self.k_proj(x).unflatten(-1, (self.num_key_heads, self.key_dim))  # [B, N, Hk, Dk]
         v = self.v_proj(x).unflatten(-1, (self.num_value_heads, self.value_dim))  # [B, N, Hv, Dv]
         before = cache.seen if isinstance(cache, RetentionCache) else None
-        if self.rope is not None:  # differences count alone: packed sequences need no restart
-            positions = positions_of(mask, x, before)
+        if self.rope is not None:
+            # A feature map or a decay a channel after it sees more than differences of positions.
+            positions = positions_of(mask, x, before, cu_seqlens)
             q, k = rotary(q, positions, self.rope), rotary(k, positions, self.rope)
         if self.qk_norm == "l2":
             q, k = normalised(q), normalised(k)

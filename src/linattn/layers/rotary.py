@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from linattn._validation import reject, require_number
+from linattn._validation import check_cu_seqlens, reject, require_number
 
 
 def rotary(x: Tensor, positions: Tensor, base: float = 10000.0) -> Tensor:
@@ -30,7 +30,7 @@ def rotary(x: Tensor, positions: Tensor, base: float = 10000.0) -> Tensor:
     if D % 2 != 0:
         reject("x", f"{D} channels a head", "an even number, to turn them in pairs")
     exponents = torch.arange(0, D, 2, dtype=torch.float64, device=x.device) / D
-    angles = positions.to(torch.float64)[..., None] * base**-exponents  # [(B,) N, D / 2]
+    angles = positions.to(torch.float64)[..., None] * float(base) ** -exponents  # [(B,) N, D / 2]
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     cos, sin = (f(angles).to(wide)[..., None, :] for f in (torch.cos, torch.sin))  # [..., 1, D/2]
     a, b = x.to(wide).chunk(2, dim=-1)
@@ -48,16 +48,28 @@ def require_rope(rope: float | None, key_dim: int) -> None:
         reject("key_dim", key_dim, "an even number, to turn channels in pairs")
 
 
-def positions_of(mask: Tensor | None, tokens: Tensor, before: Tensor | None) -> Tensor:
+def positions_of(
+    mask: Tensor | None, tokens: Tensor, before: Tensor | None, cu_seqlens: Tensor | None = None
+) -> Tensor:
     """Return how many tokens that are there precede each one of tokens [B, N, ...]: [N] or [B, N].
 
-    before [B]: how many an earlier call saw.
+    Args:
+        mask: [B, N] bool.
+        tokens: of which the shape counts.
+        before: [B], how many an earlier call saw.
+        cu_seqlens: [S + 1], where positions start again. Where q . k alone counts they need not.
     """
     N = tokens.shape[1]
     if mask is None:
         own = torch.arange(N, device=tokens.device)
     else:
         own = (mask.long().cumsum(1) - 1).clamp(min=0)
+    if cu_seqlens is not None:
+        check_cu_seqlens(cu_seqlens, tokens, "x")
+        bounds = cu_seqlens.to(tokens.device, torch.int64)
+        place = torch.arange(N, device=tokens.device)
+        first = bounds[torch.searchsorted(bounds[1:], place, right=True)]  # [N], of its sequence
+        own = own - own[..., first]
     return own if before is None else before[:, None] + own
 
 

@@ -219,6 +219,9 @@ class SoftmaxAttention(nn.Module):
 
 
 def _check_cache(cache: KeyValueCache, seen: KeyValueCache) -> None:
+    lengths = [x.shape[1] for x in cache[:3] if x.dim() > 1]
+    if len(set(lengths)) > 1:
+        check.reject("cache", f"key, value and mask of {lengths} tokens", "as many of each")
     for name, old, new in zip(KeyValueCache._fields, cache, seen, strict=True):
         check.require_tensor(f"cache.{name}", old)
         if old.dtype != new.dtype:

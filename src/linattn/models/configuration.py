@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from transformers import GenerationConfig, PreTrainedConfig
 
-from linattn._validation import reject, require_bool, require_positive_int
+from linattn._validation import reject, require_bool, require_number, require_positive_int
 from linattn.models.mixers import check_options
 
 
@@ -87,6 +87,10 @@ class LinattnConfig(PreTrainedConfig):
             require_positive_int(name, getattr(self, name))
         for name in ("bidirectional", "norm_affine", "two_towers", "learned_positions"):
             require_bool(name, getattr(self, name))
+        for name in ("dropout", "rms_norm_eps", "initializer_range"):
+            require_number(name, getattr(self, name))
+            if getattr(self, name) < 0:
+                reject(name, getattr(self, name), "a number >= 0")
         if not 0 <= self.dropout < 1:
             reject("dropout", self.dropout, "a rate in [0, 1)")
         for name, choices in CHOICES.items():

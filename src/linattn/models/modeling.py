@@ -17,26 +17,10 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import capture_outputs
 
 from linattn._validation import is_readable, reject
-from linattn.models import caching
+from linattn.models import arguments, caching
 from linattn.models.block import Block
 from linattn.models.configuration import LinattnConfig
 from linattn.models.packing import packed_bounds, token_positions, without_first_labels
-
-# What transformers' collators, Trainer and `generate` pass to any model. The bounds of the keys of
-# packed sequences are those of the queries, and nothing here needs the longest one.
-EXTRAS = (
-    "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "num_items_in_batch",
-    "output_hidden_states", "output_attentions", "return_dict", "shift_labels",
-)  # fmt: skip
-
-
-def check_extras(extras: dict[str, Any]) -> None:
-    """Raise for an argument that no part of a model reads: a misspelt one would go unnoticed."""
-    for name, value in extras.items():
-        if name not in EXTRAS:
-            reject(name, "an unknown argument", f"one of `forward`, or of {EXTRAS}", kind=TypeError)
-        if name == "output_attentions" and value:
-            reject(name, value, "False: a linear mixer has no map of weights to return")
 
 
 class LinattnPreTrainedModel(PreTrainedModel):
@@ -110,13 +94,18 @@ class LinattnModel(LinattnPreTrainedModel):
             ValueError: both or neither of input_ids and inputs_embeds; a mask of four dimensions
                 for a linear mixer; sequences packed in more than one row.
         """
-        check_extras(kwargs)
+        arguments.check_extras(kwargs)
         if (input_ids is None) == (inputs_embeds is None):
             got = "neither" if input_ids is None else "both"
             reject("input_ids", f"{got} with inputs_embeds", "one of the two")
-        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        x = self._embed(input_ids) if inputs_embeds is None else inputs_embeds
         if self.config.bidirectional and cache is not None:
             reject("cache", "a cache in a bidirectional model", "None")
+        if cache is not None:
+            arguments.check_cache(cache, self.config)
+        arguments.check_mask(attention_mask, cache, x)
+        if position_ids is not None:
+            arguments.check_positions(position_ids, x)
         given = None if isinstance(attention_mask, dict) else attention_mask
         bounds = packed_bounds(kwargs.get("cu_seq_lens_q"), position_ids, given, cache, x)
         if use_cache and cache is None and bounds is None and not self.config.bidirectional:
@@ -143,6 +132,15 @@ class LinattnModel(LinattnPreTrainedModel):
         for layer in self.layers:
             x = layer(x, mask, visible, positions, bounds, cache=cache)
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x), cache=cache)
+
+    def _embed(self, tokens: Tensor | None) -> Tensor:
+        assert tokens is not None
+        arguments.check_tokens("input_ids", tokens)
+        try:
+            x: Tensor = self.embed_tokens(tokens)
+        except IndexError:
+            arguments.reject_token(tokens, self.config.vocab_size)
+        return x
 
     def _learned(self, table: nn.Embedding, positions: Tensor) -> Tensor:
         try:
@@ -254,6 +252,7 @@ class LinattnForCausalLM(LinattnPreTrainedModel, GenerationMixin):
             **kwargs: see there; num_items_in_batch, what Trainer divides the loss by;
                 shift_labels [B, N] in place of labels: what shall be said at each position.
         """
+        arguments.check_logits_to_keep(logits_to_keep)
         moved = kwargs.get("shift_labels")
         if labels is not None and moved is not None:
             reject("shift_labels", "both with labels", "one of the two")
@@ -261,6 +260,7 @@ class LinattnForCausalLM(LinattnPreTrainedModel, GenerationMixin):
             use_cache = False  # Trainer would gather the cache while it evaluates
         tokens = input_ids if inputs_embeds is None else inputs_embeds
         if labels is not None and tokens is not None:
+            arguments.check_labels("labels", labels, tokens.shape[:2])
             given = None if isinstance(attention_mask, dict) else attention_mask
             bounds = packed_bounds(kwargs.get("cu_seq_lens_q"), position_ids, given, cache, tokens)
             kwargs["cu_seq_lens_q"] = bounds  # found once, for the model too
@@ -281,9 +281,10 @@ class LinattnForCausalLM(LinattnPreTrainedModel, GenerationMixin):
             hidden = hidden[:, -logits_to_keep:]
         logits = self.lm_head(hidden)
         loss = None
-        if moved is not None and moved.shape != logits.shape[:2]:
-            reject("shift_labels", f"shape {list(moved.shape)}", str(list(logits.shape[:2])))
         if labels is not None or moved is not None:
+            for name, given in (("labels", labels), ("shift_labels", moved)):
+                if given is not None:
+                    arguments.check_labels(name, given, logits.shape[:2])
             loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, cache=out.cache, hidden_states=out.hidden_states

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from linattn._validation import reject, require_positive_int
+from linattn._validation import reject, require_positive_int, require_seed
 
 UNSCORED = -100  # the label of a position that is not asked
 
@@ -48,8 +48,7 @@ def generator(seed: int, split: str) -> torch.Generator:
     splits = ("train", "validation", "test")
     if split not in splits:
         reject("split", repr(split), f"one of {splits}")
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**40:
-        reject("seed", repr(seed), "an int from 0 to 2**40")
+    require_seed(seed)
     return torch.Generator().manual_seed(3 * seed + splits.index(split))
 
 

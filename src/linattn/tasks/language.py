@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +31,19 @@ class Corpus:
     def bytes_per_token(self) -> float:
         """Bytes of text that a token stands for, on average."""
         return self.num_bytes / self.tokens.numel()
+
+    def first(self, documents: int) -> Corpus:
+        """Return the first documents, with their share of the bytes."""
+        if documents >= self.starts.numel():
+            return self
+        tokens = self.tokens[: int(self.starts[documents])]
+        return Corpus(tokens, self.starts[:documents], round(tokens.numel() * self.bytes_per_token))
+
+    def digest(self) -> str:
+        """Return a short text that another text does not have."""
+        found = hashlib.sha256(self.tokens.numpy().tobytes())
+        found.update(self.starts.numpy().tobytes())
+        return found.hexdigest()[:16]
 
 
 class Batch(NamedTuple):

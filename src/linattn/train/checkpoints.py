@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,8 +77,10 @@ def _to_disk(path: Path) -> None:
 
 def found(folder: Path) -> list[Path]:
     """Return the whole checkpoints below folder, oldest first."""
-    return sorted(p for p in folder.glob("checkpoint-*") if (p / "progress.json").is_file()
-                  and p.suffix != ".tmp")  # fmt: skip
+    return sorted(
+        p for p in folder.glob("checkpoint-*")
+        if re.fullmatch(r"checkpoint-\d{8,}", p.name) and (p / "progress.json").is_file()
+    )  # fmt: skip
 
 
 def latest(folder: Path) -> Path | None:
@@ -98,7 +101,7 @@ def starting_point(folder: Path, settings: State, resume: bool) -> Path | None:
         reject("output", f"{folder}, a file", "a folder")
     newest = latest(folder)
     if not resume:
-        if newest is not None or (folder / "log.csv").exists():
+        if newest is not None:  # a log alone is of a run that was cut before it had one
             reject("output", f"{folder}, which holds a run", "another folder, or --resume")
         return None
     if newest is None:
@@ -114,9 +117,24 @@ def starting_point(folder: Path, settings: State, resume: bool) -> Path | None:
     return newest
 
 
-def progress_of(checkpoint: Path) -> State:
-    """Return what `save` was told of the run."""
-    state: State = json.loads((checkpoint / "progress.json").read_text())
+def progress_of(checkpoint: Path, text: str | None = None) -> State:
+    """Return what `save` was told of the run.
+
+    text: the digest of the text that the run is to go on with.
+
+    Raises:
+        ValueError: a file that `save` did not write, or a run on another text.
+    """
+    path = checkpoint / "progress.json"
+    try:
+        state: State = json.loads(path.read_text())
+        found = isinstance(state, dict) and {"settings", "step"} <= state.keys()
+    except ValueError:
+        found = False
+    if not found:
+        reject("checkpoint", f"{path}, which is damaged", "what the run wrote; or start anew")
+    if text is not None and state.get("text") != text:
+        reject("data", "a text that has changed since the run began", "the same files as then")
     return state
 
 
@@ -128,14 +146,14 @@ def restore(
     """Load weights and optimiser state of a checkpoint into a model and its optimisers.
 
     Raises:
-        ValueError: tensors of another model or optimiser.
+        ValueError: tensors of another model or optimiser, or a damaged file.
     """
-    weights = load_file(checkpoint / "model.safetensors")
+    weights = _tensors(checkpoint / "model.safetensors")
     missing, unexpected = model.load_state_dict(weights, strict=False)
     tied = {name for name in missing if name == "lm_head.weight"}
     if unexpected or set(missing) - tied or (tied and not model.config.tie_word_embeddings):
         reject("checkpoint", f"{checkpoint} with other weights", "one of the same model")
-    state = load_file(checkpoint / "optimizer.safetensors")
+    state = _tensors(checkpoint / "optimizer.safetensors")
     names = sorted(key for i, o in enumerate(optimizers) for key in _names(i, o))
     if {key.rsplit(".", 1)[0] for key in state} - set(names):
         reject("checkpoint", f"{checkpoint} of another optimiser", "one of the same run")
@@ -150,6 +168,13 @@ def restore(
             for j, name in enumerate(_names(i, optimizer))
         }
         optimizer.load_state_dict(full)
+
+
+def _tensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        reject("checkpoint", f"{path} ({error})", "what the run wrote; or start anew")
 
 
 def flat_state(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, torch.Tensor]:

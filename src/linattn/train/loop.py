@@ -107,17 +107,16 @@ class Run:
 
     def save(self, folder: Path) -> Path:
         """Write a checkpoint below folder; return where it is."""
-        progress = {"settings": asdict(self.settings), "seconds": self.seconds}
-        if self.scaler.is_enabled():
-            progress["scaler"] = self.scaler.state_dict()
+        progress: dict[str, Any] = {"settings": asdict(self.settings), "text": self.text.digest()}
+        progress |= {"seconds": self.seconds, "scaler": self.scaler.state_dict()}
         return checkpoints.save(
             folder, self.step, self.model, self.tokenizer, self.optimizers, progress
         )
 
     def restore(self, checkpoint: Path) -> None:
-        """Go on from a checkpoint of the same settings."""
+        """Go on from a checkpoint of the same settings and text."""
+        progress = checkpoints.progress_of(checkpoint, self.text.digest())
         checkpoints.restore(checkpoint, self.model, self.optimizers)
-        progress = checkpoints.progress_of(checkpoint)
         self.step, self.seconds = progress["step"], progress["seconds"]
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(progress["scaler"])
@@ -175,7 +174,8 @@ def train(
     finally:
         if log.rows:
             log.picture()
-        write_json(output / "run.json", {**facts, **summary(log.rows, settings.steps, share)})
+        facts |= summary(log.rows, run.step, settings.steps, share)
+        write_json(output / "run.json", facts)
     return run
 
 

@@ -76,6 +76,13 @@ def read_log(path: Path) -> list[Row]:
     """
     if not path.exists():
         return []
+    try:
+        return _rows(path)
+    except ValueError as error:  # also of bytes that are no text
+        raise ValueError(f"log: got {path} ({error}); expected what a run wrote") from None
+
+
+def _rows(path: Path) -> list[Row]:
     rows: list[Row] = []
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
@@ -84,7 +91,7 @@ def read_log(path: Path) -> list[Row]:
         for line in reader:
             if line["seconds"]:  # the last column: the row is whole
                 row = {name: float(text) for name, text in line.items() if text}
-                rows.append({**row, "step": int(row["step"])})
+                rows.append({**row, "step": int(row["step"]), "tokens": int(row["tokens"])})
     return rows
 
 
@@ -102,8 +109,8 @@ def about(settings: Settings, parameters: int, rate: float) -> dict[str, Any]:
     }
 
 
-def summary(rows: list[Row], steps: int, flops_of_rate: float) -> dict[str, Any]:
-    """Return what a run has come to.
+def summary(rows: list[Row], step: int, steps: int, flops_of_rate: float) -> dict[str, Any]:
+    """Return what a run has come to after `step` of its `steps`.
 
     flops_of_rate: operations of a token over the machine's rate in a second.
     """
@@ -111,8 +118,8 @@ def summary(rows: list[Row], steps: int, flops_of_rate: float) -> dict[str, Any]
     seconds = rows[-1]["seconds"] if rows else 0.0
     speed = sum(row["tokens"] for row in rows) / seconds if seconds > 0 else None
     return {
-        "step": len(rows),
-        "finished": len(rows) == steps,
+        "step": step,
+        "finished": step == steps,
         "seconds": seconds,
         "tokens_per_second": speed,
         "model_flops_utilisation": None if speed is None else speed * flops_of_rate,

@@ -10,7 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from linattn._validation import reject, require_bool, require_number, require_positive_int
+from linattn._validation import (
+    reject,
+    require_bool,
+    require_number,
+    require_positive_int,
+    require_seed,
+)
 from linattn.models import LinattnConfig, LinattnForCausalLM
 from linattn.models.presets import preset
 
@@ -77,7 +83,11 @@ class Settings:
         require_positive_int("checkpoint_every", self.checkpoint_every)
         if self.length < 2:
             reject("length", self.length, "at least 2 tokens: one to predict from")
-        for name in ("learning_rate", "weight_decay", "clip", "warm_up", "evaluate_every", "seed"):
+        require_seed(self.seed)
+        for name, option in (("vocab_size", "tokenizer"), ("mixer", "mixer")):
+            if name in self.changes:
+                reject("changes", repr(name), f"none of what the option {option!r} says")
+        for name in ("learning_rate", "weight_decay", "clip", "warm_up", "evaluate_every"):
             require_number(name, getattr(self, name))
             if getattr(self, name) < 0:
                 reject(name, getattr(self, name), "a number >= 0")
