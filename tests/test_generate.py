@@ -57,6 +57,51 @@ def test_train_then_resume_then_generate(text, tmp_path):
     assert "12 tokens" in made.output
 
 
+DAMAGE = {
+    "cut weights": ("model.safetensors", lambda b: b[:-100], "model: got .*whole"),
+    "no weights": ("model.safetensors", lambda b: b"", "model: got .*whole"),
+    "no configuration": ("config.json", lambda b: b"{}", "model: got .*config.json"),
+    "garbage": ("config.json", lambda b: b"\xff{", "model: got .*config.json"),
+    "other mixer": ("config.json", lambda b: b.replace(b'"gla"', b'"hgrn2"'), "model: got"),
+    "more layers": (
+        "config.json",
+        lambda b: re.sub(rb'"num_hidden_layers": 2', b'"num_hidden_layers": 3', b),
+        "model: got",
+    ),
+    "another family": ("config.json", lambda b: b.replace(b'"linattn"', b'"gpt2"'), "a 'gpt2'"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_or_foreign_folder_is_named(tmp_path, name):
+    config = preset("bytes-800k", "gla", hidden_size=32, num_hidden_layers=2)
+    LinattnForCausalLM(config).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    load(tmp_path)
+    file, damage, message = DAMAGE[name]
+    (tmp_path / file).write_bytes(damage((tmp_path / file).read_bytes()))
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path)
+
+
+def test_options_that_no_run_can_have_are_named(text, tmp_path):
+    for flags, words in (
+        (("--set", "vocab_size=10"), "changes: got 'vocab_size'"),
+        (("--set", "mixer=gla"), "changes: got 'mixer'"),
+        (("--set", "dropout=x"), "dropout: got"),
+        (("--set", "rms_norm_eps=abc"), "rms_norm_eps: got"),
+        (("--seed", 2**60), "seed: got"),
+    ):
+        result = invoke("train", text, *SMALL, "--output", tmp_path / "run", *flags)
+        assert result.exit_code == 2, result.output
+        assert words in " ".join(result.output.split()), result.output
+    for options in ({"temperature": 1e-320}, {"seed": 10**23}, {"prompt": "a\udcff"}):
+        with pytest.raises(ValueError, match=f"{next(iter(options))}: got"):
+            generate(
+                untrained("bytes-800k", "gla"), None, **{"prompt": "a", "tokens": 2, **options}
+            )
+
+
 def test_generate_says_that_first_weights_make_noise():
     made = invoke("generate", "--tokens", 5, "--mixer", "softmax")
     assert made.exit_code == 0, made.output

@@ -296,7 +296,7 @@ def test_slopes_of_the_papers():
         (lambda: HGRN2(32, 4, lower_bound=1.0), r"lower_bound: got 1.0; expected a number in"),
         (lambda: Mamba2(32, 2, num_key_heads=4), r"num_key_heads: got 4; expected a divisor"),
         (lambda: Mamba2(32, 4, key_dim=0), r"key_dim: got 0; expected an int >= 1"),
-        (lambda: KimiDeltaAttention(32, 4, head_dim=0), r"key_dim: got 0"),
+        (lambda: KimiDeltaAttention(32, 4, head_dim=0), r"head_dim: got 0"),
         (lambda: DeltaNet(32, 3), r"dim: got 32; expected a multiple of num_heads = 3"),
         (lambda: DeltaNet(32, 4, output_gate=1), r"output_gate: got int 1"),
         (lambda: GatedDeltaNet(32, 4, key_dim=1.5), r"key_dim: got float 1.5; expected an int"),

@@ -35,6 +35,9 @@ KINDS = {
     "affine rope": lambda **o: LinearAttention(
         32, 4, rope=50.0, qk_norm="l2", bias=1.0, normalize=True, **o
     ),
+    # Positions in front of what sees more of them than their differences.
+    "relu rope": lambda **o: LinearAttention(32, 4, rope=50.0, feature_map="relu", **o),
+    "channel rope": lambda **o: LinearAttention(32, 4, rope=50.0, decay="channel", **o),
     "metala": lambda **o: MetaLA(32, 4, **o),
     "metala linear": lambda **o: MetaLA(32, 2, augmentation="linear", kernel_size=2, **o),
     "metala ablated": lambda **o: MetaLA(32, 2, augmentation=None, kernel_size=None, key=True, **o),
@@ -179,6 +182,7 @@ ONE_WAY = (
     "retention",
     "softmax window",
     "convolution",
+    "channel rope",
 )
 
 

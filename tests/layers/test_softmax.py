@@ -90,12 +90,23 @@ def test_same_weights_same_outputs_as_llama_and_mistral():
 
 
 X = torch.randn(2, 6, 32)
+
+
+def _longer_keys():
+    cache = SoftmaxAttention(32, 4)(X, return_cache=True)[1]
+    return cache._replace(key=torch.cat([cache.key, cache.key[:, :1]], 1))
+
+
 BAD = {
     "softmax cache of another batch": (
         lambda: SoftmaxAttention(32, 4)(
             X, cache=SoftmaxAttention(32, 4)(X[:1], return_cache=True)[1]
         ),
-        ["cache.key", "[1, 6, 4, 8]", "[2, N, 4, 8]"],
+        ["cache.seen", "[1]", "[2]"],
+    ),
+    "softmax cache of unlike lengths": (
+        lambda: SoftmaxAttention(32, 4)(X, cache=_longer_keys()),
+        ["cache", "[7, 6, 6]", "as many of each"],
     ),
     "softmax cache of another dtype": (
         lambda: SoftmaxAttention(32, 4)(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tiny import KINDS, SOME, config, model, tokens
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache
 
 from linattn.models import LinattnConfig, LinattnForCausalLM, LinattnModel
 from linattn.models.tokenizers import byte_tokenizer
@@ -270,6 +270,72 @@ def test_bad_configurations_are_named(name):
     changes, message = BAD[name]
     with pytest.raises((ValueError, TypeError), match=message):
         LinattnForCausalLM(LinattnConfig(**{"num_hidden_layers": 2, **changes}))
+
+
+X = torch.ones(2, 8, dtype=torch.long)
+ROW = torch.arange(8)[None]
+CALLS = {
+    "tokens": ({"input_ids": X + 60}, "input_ids: got tokens 61 to 61; expected 0 to vocab_size"),
+    "negative": ({"input_ids": -X}, "input_ids: got tokens -1"),
+    "floats": ({"input_ids": X.float()}, "input_ids: got torch.float32"),
+    "long mask": ({"attention_mask": X.new_ones(2, 10)}, r"attention_mask: got shape \[2, 10\]"),
+    "short mask": ({"attention_mask": X.new_ones(2, 7)}, r"attention_mask: got shape \[2, 7\]"),
+    "one row": ({"attention_mask": X.new_ones(1, 8)}, r"attention_mask: got shape \[1, 8\]"),
+    "added": ({"attention_mask": torch.zeros(2, 8)}, "attention_mask: got torch.float32"),
+    "list": ({"attention_mask": [[1] * 8] * 2}, "attention_mask: got list"),
+    "labels turned": ({"labels": X.T}, r"labels: got shape \[8, 2\]; expected \[2, 8\]"),
+    "labels of floats": ({"labels": X.float()}, "labels: got torch.float32"),
+    "moved labels": ({"shift_labels": X[:, 1:]}, r"shift_labels: got shape \[2, 7\]"),
+    "both labels": ({"labels": X, "shift_labels": X}, "shift_labels: got both with labels"),
+    "keep": ({"logits_to_keep": -1}, "logits_to_keep: got -1"),
+    "keep true": ({"logits_to_keep": True}, "logits_to_keep: got True"),
+    "positions": ({"position_ids": ROW[:, 1:]}, r"position_ids: got shape \[1, 7\]"),
+    "positions of floats": ({"position_ids": ROW.float()}, "position_ids: got torch.float32"),
+    "keys alone": ({"cu_seq_lens_k": torch.tensor([0, 8])}, "cu_seq_lens_k: got it without"),
+    "other keys": (
+        {"input_ids": X[:1], "cu_seq_lens_q": torch.tensor([0, 8]),
+         "cu_seq_lens_k": torch.tensor([0, 3, 8])},
+        r"cu_seq_lens_k: got \[0, 3, 8\]",
+    ),
+    "no cache": ({"cache": "no"}, "cache: got str"),
+    "bare cache": ({"cache": DynamicCache()}, "cache: got 0 layers; expected 2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("kind", ["metala", "softmax", "hybrid"])
+def test_bad_arguments_of_a_call_are_named(kind, name):
+    changes, message = CALLS[name]
+    with pytest.raises((ValueError, TypeError), match=message):
+        model(kind)(**{"input_ids": X, **changes})
+
+
+def test_a_cache_of_another_model_is_refused():
+    with pytest.raises(ValueError, match="cache: got 4 layers; expected 2"):
+        model("metala")(X, cache=DynamicCache(config=config("metala", num_hidden_layers=4)))
+    with pytest.raises(ValueError, match=r"cache: got a .* for layer 0, linear_attention"):
+        model("metala")(X, cache=DynamicCache(config=config("softmax")))
+    for kind in ("hybrid", "softmax", "metala"):
+        m = model(kind)
+        cache = m(X, use_cache=True).cache
+        with pytest.raises(ValueError, match=r"attention_mask: got .*\[2, 1\] or \[2, 9\]"):
+            m(X[:, :1], attention_mask=X.new_ones(2, 11), cache=cache)
+        m(X[:, :1], attention_mask=X.new_ones(2, 9), cache=cache)
+
+
+def test_labels_at_their_position():
+    """shift_labels say what shall be said at a position; labels the tokens themselves."""
+    m, x = model("metala"), tokens(2, 9)
+    moved = torch.full_like(x, -100)
+    moved[:, :-1] = x[:, 1:]
+    assert torch.equal(m(x, shift_labels=moved).loss, m(x, labels=x).loss)
+
+
+def test_layers_without_a_feed_forward_part():
+    m = model("gla", intermediate_size=0)
+    assert not any("feed_forward" in name for name, _ in m.named_parameters())
+    layer, x = m.model.layers[0], torch.randn(1, 5, 32)
+    close(layer(x, None, None, None, None), x + layer.mixer(layer.mixer_norm(x)))
 
 
 def test_bad_calls_are_named():

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -166,3 +167,53 @@ def test_which_folders_a_run_takes(text, tmp_path):
     with pytest.raises(ValueError, match=r"settings: got rows = 3, not 2; expected those of"):
         train(replace(s, rows=3), folder, resume=True, console=quiet())
     assert len(log_of(folder)) == 5
+
+
+DAMAGE = {
+    "model.safetensors": (b"", "model.safetensors"),
+    "optimizer.safetensors": (b"\x10\x00", "optimizer.safetensors"),
+    "progress.json": (b"{}", "progress.json, which is damaged"),
+    "../log.csv": (b"\xff\xfe,", "log.csv"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damaged_files_of_a_run_are_named(text, tmp_path, name):
+    train(settings(text, steps=5), tmp_path / "run", console=quiet())
+    content, message = DAMAGE[name]
+    (tmp_path / "run" / "checkpoint-00000005" / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        train(settings(text, steps=8), tmp_path / "run", resume=True, console=quiet())
+
+
+def test_a_text_that_has_changed_is_refused(text, tmp_path):
+    train(settings(text, steps=5), tmp_path / "run", console=quiet())
+    text.write_text(text.read_text() + "more of it, and of other things.\n" * 40)
+    with pytest.raises(ValueError, match="data: got a text that has changed"):
+        train(settings(text, steps=8), tmp_path / "run", resume=True, console=quiet())
+
+
+def test_other_folders_are_no_checkpoints_and_stay(text, tmp_path):
+    train(settings(text, steps=5), tmp_path / "run", console=quiet())
+    mine = tmp_path / "run" / "checkpoint-best"
+    shutil.copytree(tmp_path / "run" / "checkpoint-00000005", mine)
+    train(settings(text, steps=10), tmp_path / "run", resume=True, console=quiet())
+    assert mine.is_dir()
+    assert checkpoints.latest(tmp_path / "run").name == "checkpoint-00000010"
+
+
+def test_a_run_that_was_cut_before_its_first_checkpoint_begins_anew(text, tmp_path):
+    (tmp_path / "run").mkdir()
+    train(settings(text), tmp_path / "whole", console=quiet())
+    lines = (tmp_path / "whole" / "log.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "run" / "log.csv").write_text("".join(lines[:4]))
+    train(settings(text), tmp_path / "run", console=quiet())
+    assert log_of(tmp_path / "run") == log_of(tmp_path / "whole")
+
+
+def test_a_log_that_was_lost_leaves_the_step_right(text, tmp_path):
+    train(settings(text, steps=5), tmp_path / "run", console=quiet())
+    (tmp_path / "run" / "log.csv").unlink()
+    train(settings(text, steps=8), tmp_path / "run", resume=True, console=quiet())
+    found = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (found["step"], found["finished"]) == (8, True)

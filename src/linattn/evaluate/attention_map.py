@@ -128,9 +128,12 @@ class Recorder(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Look at a call, then let it run."""
+        """Let a call run, and look at it."""
         kwargs = kwargs or {}
         name = str(func)
+        result = func(*args, **kwargs)
+        if result is None:  # the kernel of a few tokens has left it to another
+            return result
         if name.startswith("linattn.") and name.endswith("_additive"):
             q, k, v, log_decay, mask, initial, packed, scale, bias, normalize, causal, _ = args
             self._linear(q, k, v, log_decay, None, mask, initial, packed, scale, bias, normalize,
@@ -138,9 +141,14 @@ class Recorder(TorchFunctionMode):
         elif name.startswith("linattn.") and name.endswith("_delta"):
             q, k, v, log_decay, beta, mask, initial, packed, scale, _ = args
             self._linear(q, k, v, log_decay, beta, mask, initial, packed, scale, 0.0, False, True)
+        elif name == "linattn_cpu.step.default":
+            q, k, v, log_decay, beta, mask, initial, _, scale, bias, normalize = args
+            scale = q.shape[-1] ** -0.5 if scale is None else scale
+            self._linear(q, k, v, log_decay, beta, mask, initial, None, scale, bias, normalize,
+                         True)  # fmt: skip
         elif func is nn.functional.scaled_dot_product_attention:
             self._softmax(*args, **kwargs)
-        return func(*args, **kwargs)
+        return result
 
     def _linear(
         self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor | None,

@@ -40,7 +40,7 @@ def report(folders: list[Path], page: Path, title: str = "Evaluations") -> list[
     if not told:
         reject("folder", [str(folder) for folder in folders], "results of linattn eval or train")
     lines = [f"# {title}", ""]
-    for path, content in told:
+    for path, content in _runs_together(told):
         heading, write = KINDS[content["kind"]]
         name = content.get("task") or content.get("name") or path.parent.name
         lines += [f"## {heading}: {name}", "", *write(content), ""]
@@ -66,6 +66,20 @@ def _read(path: Path) -> Found | None:
     if path.name == "run.json" and "held_out_bits_per_byte" in content:
         return {**content, "kind": "run"}
     return content if content.get("kind") in KINDS else None
+
+
+def _runs_together(told: list[tuple[Path, Found]]) -> list[tuple[Path, Found]]:
+    """Return the results with all training runs of one folder as one."""
+    groups: dict[Path, tuple[Path, Found]] = {}
+    for path, content in told:
+        if content["kind"] != "run":
+            groups[path] = (path, content)
+            continue
+        above = path.parent.parent
+        if above not in groups:
+            groups[above] = (path, {**content, "name": above.name, "rows": []})
+        groups[above][1]["rows"].append({**content, "folder": path.parent.name})
+    return list(groups.values())
 
 
 def markdown(columns: list[str], rows: list[list[str]]) -> list[str]:
@@ -98,12 +112,12 @@ def _trial(content: Found) -> list[str]:
 
 
 def _run(content: Found) -> list[str]:
-    settings = content["settings"]
     names = ("held_out_bits_per_byte", "parameters", "step", "tokens_per_second")
-    return markdown(
-        ["mixer", *(name.replace("_", " ") for name in names)],
-        [["+".join(settings["mixer"]), *(number(content[name]) for name in names)]],
-    )
+    rows = [
+        [row["folder"], "+".join(row["settings"]["mixer"]), *(number(row[name]) for name in names)]
+        for row in content["rows"]
+    ]
+    return markdown(["run", "mixer", *(name.replace("_", " ") for name in names)], rows)
 
 
 def _perplexity(content: Found) -> list[str]:
@@ -142,7 +156,7 @@ def _harness(content: Found) -> list[str]:
 KINDS: dict[str, tuple[str, Callable[[Found], list[str]]]] = {
     "sweep": ("Mixers on", _sweep),
     "trial": ("A trial", _trial),
-    "run": ("Language model", _run),
+    "run": ("Language models", _run),
     "perplexity": ("Perplexity", _perplexity),
     "recall": ("Recall", _recall),
     "concentration": ("Attention maps", _concentration),

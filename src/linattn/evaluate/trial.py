@@ -126,7 +126,7 @@ def arguments(s: Settings, folder: Path) -> TrainingArguments:
         eval_strategy="steps", eval_steps=every, save_strategy="steps", save_steps=every,
         save_total_limit=2, load_best_model_at_end=True, metric_for_best_model="accuracy",
         greater_is_better=True, report_to=[], disable_tqdm=True, remove_unused_columns=False,
-        dataloader_pin_memory=False, seed=s.seed,
+        dataloader_pin_memory=False, logging_nan_inf_filter=False, seed=s.seed,
     )  # fmt: skip
 
 
