@@ -195,3 +195,21 @@ def test_a_phone_book_holds_the_number_once(entries):
 def test_recall_refuses_in_words(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_short_passkeys_are_the_texts_as_bytes_with_their_digits_asked():
+    x = recall.short_passkeys(50, length=80, seed=3)
+    assert x.tokens.shape == x.labels.shape == (50, 79)
+    for tokens, labels in zip(x.tokens.tolist(), x.labels.tolist(), strict=True):
+        text = bytes(tokens).decode()
+        asked = [i for i, label in enumerate(labels) if label >= 0]
+        assert asked == [74, 75, 76, 77, 78]
+        key = bytes(labels[i] for i in asked).decode()
+        assert f" KEY {key} " in text[:75]
+        assert text[:75].endswith(" KEY ")
+        assert text[75:] == key[:-1]
+    again = recall.short_passkeys(50, length=80, seed=3)
+    other = recall.short_passkeys(50, length=80, seed=3, split="test")
+    assert torch.equal(again.tokens, x.tokens)
+    rows = {tuple(row) for row in x.tokens.tolist()}
+    assert not rows & {tuple(row) for row in other.tokens.tolist()}

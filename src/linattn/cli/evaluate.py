@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from linattn.cli.app import app, console, make_folder, pairs
 
@@ -145,7 +145,7 @@ def _run(planned: Sweep, output: Path, jobs: int) -> None:
         code = 1
     if results:
         rows = sweep.write(results, output, pictures.accuracy)
-        shown = Table(*sweep.columns(rows))
+        shown = Table(*(Column(name, overflow="fold") for name in sweep.columns(rows)))
         for row in sorted(rows, key=lambda r: (r["dim"], -r["tests"][0]["accuracy"])):
             shown.add_row(*sweep.cells(row))
         console.print(shown)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from linattn.cli.app import app, console, make_folder
 from linattn.cli.evaluate import eval_app
@@ -156,7 +156,8 @@ def attention_map(
     from linattn.train.record import whole
 
     make_folder("output", output)
-    table = Table("model", "map", "head", "entropy", "of the largest", "gap", "singular", "clipped")
+    names = ("model", "map", "head", "entropy", "of the largest", "gap", "singular", "clipped")
+    table = Table(*(Column(name, overflow="fold") for name in names))
     found, drawn = [], []
     with _refusals(), console.status("reading"):
         given = models_and_inputs(model or [], mixer or ["metala", "softmax"], preset, text, tokens)
