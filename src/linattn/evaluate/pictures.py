@@ -10,6 +10,10 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from linattn.evaluate.sweep import labels
 
 Row = dict[str, Any]
 
@@ -17,40 +21,73 @@ Row = dict[str, Any]
 def accuracy(rows: list[Row], task: str, path: Path) -> None:
     """Draw the accuracy of a sweep's rows.
 
-    Against the bytes of state where there are several sizes; against the length where there are
-    test sets of several lengths; else a bar for each mixer.
+    Against the bytes of state where there are several sizes, a panel for each test set; against
+    the length where there are test sets of several lengths; else a bar for each mixer.
     """
-    figure, axis = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
     sizes = {row["dim"] for row in rows}
     lengths = [test["data"].get("length") for test in rows[0]["tests"]]
-    mixers = list(dict.fromkeys(row["mixer"] for row in rows))
-    for place, mixer in enumerate(mixers):
-        own = [row for row in rows if row["mixer"] == mixer]
-        for row in own if len(sizes) == 1 else []:
-            values = [100 * test["accuracy"] for test in row["tests"]]
-            spread = [100 * (test["accuracy_deviation"] or 0) for test in row["tests"]]
-            if len(set(lengths)) > 1 and None not in lengths:
-                axis.errorbar(lengths, values, spread, fmt="o-", capsize=3, label=mixer)
-            else:
-                axis.bar([place], values[:1], yerr=spread[:1], capsize=3, label=mixer)
-        if len(sizes) > 1:
-            x = [row["state_bytes"] or row["parameters"] for row in own]
-            y = [100 * row["tests"][0]["accuracy"] for row in own]
-            e = [100 * (row["tests"][0]["accuracy_deviation"] or 0) for row in own]
-            axis.errorbar(x, y, e, fmt="o-", capsize=3, label=mixer)
     if len(sizes) > 1:
-        known = rows[0]["state_bytes"] is not None
-        axis.set(xscale="log", xlabel="state [bytes]" if known else "parameters")
+        figure = _against_state(rows)
     elif len(set(lengths)) > 1 and None not in lengths:
-        axis.set(xlabel="length [tokens]")
-        axis.set_xscale("log", base=2)
+        figure = _against_length(rows, lengths)
     else:
-        axis.set_xticks(range(len(mixers)), mixers, rotation=20)
-    axis.set(ylabel="accuracy [%]", ylim=(0, 102), title=task)
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
+        figure = _bars(rows)
+    figure.suptitle(task)
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _points(row: Row) -> tuple[list[float], list[float]]:
+    """Return accuracy and standard deviation in percent of each test set."""
+    tests = row["tests"]
+    return (
+        [100 * test["accuracy"] for test in tests],
+        [100 * (test["accuracy_deviation"] or 0) for test in tests],
+    )
+
+
+def _axes(panels: int) -> tuple[Figure, list[Axes]]:
+    size = (3.9 * panels + 3.2, 4.3)
+    figure, axes = plt.subplots(1, panels, figsize=size, layout="constrained", squeeze=False)
+    for axis in axes[0]:
+        axis.set(ylim=(0, 102))
+        axis.grid(alpha=0.3)
+    axes[0][0].set(ylabel="accuracy [%]")
+    return figure, list(axes[0])
+
+
+def _against_state(rows: list[Row]) -> Figure:
+    known = rows[0]["state_bytes"] is not None
+    figure, axes = _axes(len(rows[0]["tests"]))
+    for panel, (axis, label) in enumerate(zip(axes, labels(rows), strict=True)):
+        for mixer in dict.fromkeys(row["mixer"] for row in rows):
+            own = [row for row in rows if row["mixer"] == mixer]
+            x = [row["state_bytes"] if known else row["parameters"] for row in own]
+            values, spread = zip(*(_points(row) for row in own), strict=True)
+            y, e = ([points[panel] for points in each] for each in (values, spread))
+            axis.errorbar(x, y, e, fmt="o-", capsize=3, label=mixer)
+        axis.set(xscale="log", xlabel="state [bytes]" if known else "parameters", title=label)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
+    return figure
+
+
+def _against_length(rows: list[Row], lengths: list[int]) -> Figure:
+    figure, (axis,) = _axes(1)
+    for row in rows:
+        axis.errorbar(lengths, *_points(row), fmt="o-", capsize=3, label=row["mixer"])
+    axis.set(xlabel="length [tokens]")
+    axis.set_xscale("log", base=2)
+    axis.legend(fontsize=8)
+    return figure
+
+
+def _bars(rows: list[Row]) -> Figure:
+    figure, (axis,) = _axes(1)
+    for place, row in enumerate(rows):
+        values, spread = _points(row)
+        axis.bar([place], values[:1], yerr=spread[:1], capsize=3)
+    axis.set_xticks(range(len(rows)), [row["mixer"] for row in rows], rotation=20, ha="right")
+    return figure
 
 
 def heat_map(

@@ -1,0 +1,1 @@
+"""linattn under other people's models."""
