@@ -30,8 +30,8 @@ SMALL += "--set num_attention_heads=2 --set learned_positions=true --weight-deca
 SMALL += "--learning-rate 1e-3 --stop-at 1"
 TRAIN = "train --steps 300 --rows 4 --length 512 --evaluate-every 0 --held-out-rows 128 --sample 0"
 RECALL = (
-    " ".join(f"--length {n}" for n in (64, 128, 256, 512, 1024)) + " --kind short-passkey"
-)  # trained at 64 to 256
+    " ".join(f"--length {n}" for n in (32, 64, 128, 256, 512)) + " --kind short-passkey"
+)  # trained at 24 to 128
 
 
 def mixers(names: list[str]) -> str:

@@ -72,15 +72,15 @@ def active() -> bool:
 def _dispatcher(original: Callable[..., Any], adapter: Callable[..., Any]) -> Callable[..., Any]:
     """Return what stands in a module in place of its function."""
 
-    def dispatch(*args: Any, **kwargs: Any) -> Any:
+    def _dispatch(*args: Any, **kwargs: Any) -> Any:
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         if active() and all(x.device.type == "cpu" for x in tensors):
             return adapter(*args, **kwargs)
         return original(*args, **kwargs)
 
-    dispatch.__wrapped__ = original  # type: ignore[attr-defined]
-    dispatch.__name__ = getattr(original, "__name__", adapter.__name__)
-    return dispatch
+    _dispatch.__wrapped__ = original  # type: ignore[attr-defined]
+    _dispatch.__name__ = getattr(original, "__name__", adapter.__name__)
+    return _dispatch
 
 
 def _is_dispatcher(found: object) -> bool:
