@@ -18,6 +18,7 @@ MIXERS = ["metala", "gla", "gated_delta_net", "delta_net", "linear", "retention"
 MIXERS += ["mamba2:key_dim=32"]
 # In front a gated convolution as in Based, without which those that carry none cannot begin.
 MQAR = "eval mqar --setting cpu"
+DIMS = "--dim 32 --dim 64 --dim 128"
 ABLATIONS = ["metala", "metala:augmentation=null", "metala:kernel_size=null", "metala:key=true"]
 # *Making Linear Attention Usable*, ablation of dropout: nothing, on the output, the stand-in.
 DROPOUT = [
@@ -49,16 +50,18 @@ def options(variant: str) -> str:
 
 # Each command with its folder inside of the study's.
 STUDIES: dict[str, list[tuple[str, str]]] = {
-    "mqar": [("", f"{MQAR} --dim 32 --dim 64 --dim 128 "
-                  + mixers([f"convolution+{name}" for name in MIXERS]))],
-    "metala-on-mqar": [("", f"{MQAR} --dim 64 --seeds 2 {mixers(ABLATIONS)}")],
+    "mqar": [
+        ("", f"{MQAR} {DIMS} " + mixers([f"convolution+{name}" for name in MIXERS])),
+        ("softmax", f"{MQAR} {DIMS} --mixer softmax --learning-rate 1e-3"),  # it wants less
+    ],
+    "metala-on-mqar": [("", f"{MQAR} --dim 64 {mixers(ABLATIONS)}")],
     "metala-on-text": [
         (f"{variant.replace(':', '-').replace('=', '-')}-{seed}",
          f"{TRAIN} --seed {seed} {options(variant)}")
         for seed in range(2) for variant in ABLATIONS
     ],
-    "dropout-listops": [("", f"eval listops {SMALL} --data shortest=20,longest=150 --rows 32 "
-                             f"--examples 10000 --steps 1500 --evaluate-every 150 "
+    "dropout-listops": [("", f"eval listops {SMALL} --data shortest=20,longest=100 --rows 32 "
+                             f"--examples 10000 --steps 1000 --evaluate-every 100 "
                              + mixers(DROPOUT))],
     "dropout-digits": [("", f"eval digits {SMALL} --steps 1500 --rows 64 --evaluate-every 100 "
                             + mixers(DROPOUT))],

@@ -2,6 +2,12 @@
 
 from linattn._backends import Backend, backends
 from linattn.convolution import causal_conv1d
+from linattn.integrations.switch import (
+    accelerate,
+    accelerate_transformers,
+    accelerated,
+    decelerate,
+)
 from linattn.noise import multiplicative_noise
 from linattn.ops import linear_attention
 
@@ -10,8 +16,12 @@ __version__ = "0.1.0"
 __all__ = [
     "Backend",
     "__version__",
+    "accelerate",
+    "accelerate_transformers",
+    "accelerated",
     "backends",
     "causal_conv1d",
+    "decelerate",
     "linear_attention",
     "multiplicative_noise",
 ]

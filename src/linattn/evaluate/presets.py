@@ -32,7 +32,7 @@ def _pairs(*sizes: tuple[int, int]) -> tuple[dict[str, Any], ...]:
 _SMALL = {"length": 64, "vocabulary": 256, "random_filler": False}
 # Rates to sweep where the paper does; --learning-rate in their place.
 RATES: dict[str, tuple[float, ...]] = {
-    "mqar/cpu": (1e-3, 3e-3, 1e-2),
+    "mqar/cpu": (3e-3, 1e-2),
     **{f"mqar/zoology-{n}": (1e-4, 4.6e-4, 2.2e-3, 1e-2) for n in (64, 128, 256, 512)},
     "mqar/based": (1e-3, 3.2e-3, 1e-2, 3.2e-2),
 }

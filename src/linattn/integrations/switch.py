@@ -1,13 +1,15 @@
 """The switch: transformers' models on this library's operators, on and off again.
 
-The functions that the models call are attributes of their modeling modules. For one model they are
-replaced while one of its layers runs; for all models, until they are put back.
+The functions that the models call are attributes of their modeling modules. Something stands in
+their place that asks, at every call, whether a layer of an accelerated model is running in this
+thread (also again in the backward pass, under gradient checkpointing), or all models are.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import pkgutil
 import sys
 import threading
@@ -164,11 +166,24 @@ def accelerate(model: nn.Module) -> Report:
     if not report.changed:
         report.left[type(model).__name__] = "it calls nothing that has an adapter"
     if model not in _hooks:
-        _hooks[model] = (
-            model.register_forward_pre_hook(_enter, prepend=True),
-            model.register_forward_hook(_leave, always_call=True),
+        _hooks[model] = tuple(
+            handle
+            for part in model.modules()
+            if _calls_adapted(type(part))
+            for handle in (
+                part.register_forward_pre_hook(_enter, prepend=True),
+                part.register_forward_hook(_leave, always_call=True),
+            )
         )
     return report
+
+
+def _calls_adapted(kind: type) -> bool:
+    """Return whether a method of a module class names a function of ADAPTED."""
+    if not kind.__module__.startswith("transformers.models."):
+        return False
+    methods = (inspect.unwrap(f) for f in vars(kind).values() if inspect.isfunction(f))
+    return any(name in ADAPTED for method in methods for name in method.__code__.co_names)
 
 
 def _enter(module: nn.Module, inputs: Any) -> None:
@@ -179,17 +194,29 @@ def _leave(module: nn.Module, inputs: Any, output: Any) -> None:
     _inside.depth = max(0, getattr(_inside, "depth", 0) - 1)
 
 
-def decelerate(model: nn.Module) -> None:
-    """Undo `accelerate(model)`; nothing if it was not accelerated."""
-    if model in _hooks:
-        for handle in _hooks.pop(model):
+def decelerate(model: nn.Module | None = None) -> None:
+    """Undo `accelerate(model)`; with None undo all, and put transformers' own functions back."""
+    global _everywhere
+    if model is not None:
+        for handle in _hooks.pop(model, ()):
             handle.remove()
+        return
+    _everywhere = False
+    for known in list(_hooks):
+        decelerate(known)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("transformers.models.") and module is not None:
+            for function in ADAPTED:
+                found = getattr(module, function, None)
+                if _is_dispatcher(found):
+                    setattr(module, function, found.__wrapped__)  # type: ignore[union-attr]
 
 
 def accelerate_transformers() -> Report:
     """Have every model of transformers run on this library's operators, those made later too.
 
-    Imports the modeling files of all families that have something to change. `restore` undoes it.
+    Imports the modeling files of all families that have something to change. `decelerate()` puts
+    all back.
     """
     global _everywhere
     _check_version()
@@ -200,31 +227,17 @@ def accelerate_transformers() -> Report:
     return report
 
 
-def restore() -> None:
-    """Put transformers' own functions back in every module, and forget accelerated models."""
-    global _everywhere
-    _everywhere = False
-    for model in list(_hooks):
-        decelerate(model)
-    for name, module in list(sys.modules.items()):
-        if name.startswith("transformers.models.") and module is not None:
-            for function in ADAPTED:
-                found = getattr(module, function, None)
-                if _is_dispatcher(found):
-                    setattr(module, function, found.__wrapped__)  # type: ignore[union-attr]
-
-
 @contextlib.contextmanager
 def accelerated(model: nn.Module | None = None) -> Iterator[Report]:
     """Accelerate a model, or all with None, inside of a with statement; put it back after."""
+    global _everywhere
     if model is None:
         before = _everywhere
         report = accelerate_transformers()
         try:
             yield report
         finally:
-            if not before:
-                restore()
+            _everywhere = before
         return
     was = model in _hooks
     report = accelerate(model)
