@@ -14,7 +14,7 @@ IDLE = frozenset({
     "cu_seq_lens_k", "max_length_q", "max_length_k", "max_seqlen", "position_ids", "use_cache",
     "output_attentions", "output_hidden_states", "output_router_logits", "num_items_in_batch",
     "return_dict", "cache_position", "chunk_size", "use_mambapy", "use_associative_scan",
-    "head_first", "cpu_cu_seqlens",
+    "head_first", "cpu_cu_seqlens", "position_embeddings",
 })  # fmt: skip
 
 
