@@ -105,6 +105,23 @@ def test_the_sweep_has_softmax_beside_and_options_of_variants():
     assert [text for text, _ in alone] == ["softmax:dropout=0.1"]
 
 
+def test_what_is_said_twice_runs_once():
+    planned = Sweep(SMALL, ("gla:gate_rank=4,key_dim=8", "gla:key_dim=8,gate_rank=4", "gla"),
+                    (16, 16), (1e-3, 1e-3))  # fmt: skip
+    assert [text for text, _ in planned.trials()] == ["gla:gate_rank=4,key_dim=8", "gla", "softmax"]
+
+
+def test_test_sets_are_told_apart_by_any_option():
+    def of(*sets):
+        return sweep.labels([{"tests": [{"data": options} for options in sets]}])
+
+    assert of({"length": 16}, {"length": 32}) == ["length 16", "length 32"]
+    assert of({"length": 16}, {"pairs": 2}) == ["length 16", "pairs 2"]
+    assert of({"length": 16}, {"length": 16, "pairs": 2}) == ["as by default", "pairs 2"]
+    assert of({}, {"pairs": 2}) == ["as by default", "pairs 2"]
+    assert of({"length": 16}) == [""]
+
+
 def row(mixer, rate, seed, validation, accuracy):
     return {
         "mixer": mixer, "settings": {"model": {"hidden_size": 16}, "learning_rate": rate,
@@ -166,6 +183,8 @@ BAD = {
     "data form": (["--data", "length"], "train: got 'length'; expected NAME=VALUE"),
     "test": (["--test", "long=3"], "test: got 'long'"),
     "vocabulary": (["--set", "vocab_size=3"], "model: got 'vocab_size'"),
+    "classes": (["--set", "num_labels=2"], "model: got 'num_labels'"),
+    "options": (["--set", "mixer_options=3"], "mixer_options: got 3"),
     "path": (["--path", "/tmp"], "path: got /tmp; expected none"),
     "steps": (["--steps", "0"], "steps: got 0"),
     "rows": (["--rows", "100000"], "rows: got 100000"),

@@ -65,9 +65,9 @@ class Settings:
             if getattr(self, name) is not None:
                 require_positive_int(name, getattr(self, name))
         require_seed(self.seed)
-        for name, option in (("vocab_size", "the data"), ("mixer", "the option mixer")):
+        for name in OF_THE_DATA:
             if name in self.model:
-                reject("model", repr(name), f"none of what {option} says")
+                reject("model", repr(name), "none of what the data or --mixer says")
         for name in ("learning_rate", "weight_decay", "warm_up", "clip", "stop_at"):
             require_number(name, getattr(self, name))
             if getattr(self, name) < 0:
@@ -110,6 +110,8 @@ class Settings:
         return f"{'+'.join(self.mixer)}-{dim}-{self.learning_rate:g}-{self.seed}-{digest}"
 
 
+OF_THE_DATA = ("vocab_size", "mixer", "num_labels", "image_size", "num_channels", "two_towers",
+               "pixel_embedding", "patch_size")  # fmt: skip
 # Zoology's shape (Arora et al. 2023): two layers of a mixer, one head.
 DEFAULTS: dict[str, Any] = {
     "hidden_size": 64,

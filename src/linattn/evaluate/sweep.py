@@ -59,20 +59,25 @@ class Sweep:
         mixers = list(dict.fromkeys(self.mixers))
         if not any(text.partition(":")[0] == BASELINE for text in mixers):
             mixers.append(BASELINE)
-        sizes = self.sizes or (self.settings.configuration().hidden_size,)
-        return [
-            (text, self._settings(text, size, rate, self.settings.seed + seed))
-            for seed in range(self.seeds)
-            for text in mixers
-            for size in sizes
-            for rate in self.rates or (self.settings.learning_rate,)
-        ]
+        sizes = dict.fromkeys(self.sizes or (self.settings.configuration().hidden_size,))
+        rates = dict.fromkeys(self.rates or (self.settings.learning_rate,))
+        planned: dict[str, tuple[str, Settings]] = {}  # what is said twice runs once
+        for seed in range(self.seeds):
+            for text in mixers:
+                for size in sizes:
+                    for rate in rates:
+                        found = self._settings(text, size, rate, self.settings.seed + seed)
+                        planned.setdefault(found.name(), (text, found))
+        return list(planned.values())
 
     def _settings(self, text: str, size: int, rate: float, seed: int) -> Settings:
         mixer, options = variant(text)
         own_model = self.softmax if mixer == (BASELINE,) else {}
         model = {**self.settings.model, **own_model, "hidden_size": size}
-        merged = dict(model.get("mixer_options", {}))
+        merged = model.get("mixer_options") or {}
+        if not isinstance(merged, dict):
+            reject("mixer_options", repr(merged), "a dict of options by mixer", kind=TypeError)
+        merged = dict(merged)
         for name, own in options.items():
             merged[name] = {**merged.get(name, {}), **own}
         # Options of mixers that this trial has not would only make another folder's name.
@@ -203,8 +208,10 @@ def write(results: list[Result], output: Path, draw: Callable[..., Any]) -> list
 def labels(rows: list[Result]) -> list[str]:
     """Return each test set in words: the options in which it differs from another."""
     sets = [test["data"] for test in rows[0]["tests"]]
-    names = [n for n in sets[0] if len({str(options.get(n)) for options in sets}) > 1]
-    return [", ".join(f"{name} {options[name]}" for name in names) for options in sets]
+    known = dict.fromkeys(name for options in sets for name in options)
+    names = [n for n in known if len({str(options.get(n)) for options in sets}) > 1]
+    found = [", ".join(f"{n} {options[n]}" for n in names if n in options) for options in sets]
+    return [text or "as by default" for text in found] if len(sets) > 1 else found
 
 
 def cells(row: Result) -> list[str]:
