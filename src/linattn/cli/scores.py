@@ -123,7 +123,7 @@ def recall(
     for name, row in zip(names, values, strict=True):
         table.add_row(name, *(f"{100 * value:.0f}" for value in row))
     console.print(table)
-    words = {"title": f"{kind}: {model}", "x": "length", "y": "depth"}
+    words = {"title": f"{kind}, exact [%]\n{model.name}", "x": "length", "y": "depth"}
     whole(output / "recall.png", lambda path: pictures.heat_map(
         values, names, [str(n) for n in across], words, path))  # fmt: skip
     content = {"name": f"{kind}, {model}", "model": str(model), "task": kind,

@@ -105,7 +105,8 @@ def heat_map(
             axis.text(j, i, f"{100 * values[i, j]:.0f}", ha="center", va="center", fontsize=8)
     axis.set_xticks(range(len(columns)), columns)
     axis.set_yticks(range(len(rows)), rows)
-    axis.set(title=words["title"], xlabel=words["x"], ylabel=words["y"])
+    axis.set(xlabel=words["x"], ylabel=words["y"])
+    axis.set_title(words["title"], fontsize=9)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

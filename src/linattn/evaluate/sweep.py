@@ -74,10 +74,7 @@ class Sweep:
         mixer, options = variant(text)
         own_model = self.softmax if mixer == (BASELINE,) else {}
         model = {**self.settings.model, **own_model, "hidden_size": size}
-        merged = model.get("mixer_options") or {}
-        if not isinstance(merged, dict):
-            reject("mixer_options", repr(merged), "a dict of options by mixer", kind=TypeError)
-        merged = dict(merged)
+        merged = dict(model.get("mixer_options") or {})
         for name, own in options.items():
             merged[name] = {**merged.get(name, {}), **own}
         # Options of mixers that this trial has not would only make another folder's name.

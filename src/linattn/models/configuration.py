@@ -101,6 +101,9 @@ class LinattnConfig(PreTrainedConfig):
         if self.intermediate_size != 0 or isinstance(self.intermediate_size, bool):
             require_positive_int("intermediate_size", self.intermediate_size)
         self.mixer_options = {} if self.mixer_options is None else self.mixer_options
+        if not isinstance(self.mixer_options, dict):
+            expected = "a dict of options by mixer"
+            reject("mixer_options", repr(self.mixer_options), expected, kind=TypeError)
         period = [self.mixer] if isinstance(self.mixer, str) else list(self.mixer)
         for name in {*period, *self.mixer_options}:
             check_options(name, self.mixer_options.get(name, {}))
