@@ -13,10 +13,11 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 
 
-def test_every_example_of_the_api_page_runs():
-    text = (ROOT / "docs" / "api.md").read_text()
+@pytest.mark.parametrize(("page", "least"), [("api.md", 12), ("transformers.md", 1)])
+def test_every_example_of_a_page_runs(page, least):
+    text = (ROOT / "docs" / page).read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    assert len(blocks) >= 12
+    assert len(blocks) >= least
     names = {}
     for block in blocks:
         exec(block, names)

@@ -133,7 +133,9 @@ def row(mixer, rate, seed, validation, accuracy):
 def test_the_rate_of_the_best_mean_validation_score_counts():
     results = [row("gla", 0.1, 0, 0.9, 0.2), row("gla", 0.1, 1, 0.1, 0.2),
                row("gla", 0.2, 0, 0.6, 0.5), row("gla", 0.2, 1, 0.6, 0.7)]  # fmt: skip
+    results[2]["diverged"] = True
     (found,) = sweep.summarise(results)
+    assert sweep.cells(found)[0] == "gla (1 diverged)"
     assert (found["learning_rate"], found["seeds"]) == (0.2, 2)
     assert found["tests"][0]["accuracy"] == pytest.approx(0.6)
     assert found["tests"][0]["accuracy_deviation"] == pytest.approx(0.02**0.5 / 2**0.5 * 2**0.5)
@@ -192,6 +194,7 @@ BAD = {
     "seeds": (["--seeds", "0"], "seeds: got 0"),
     "jobs": (["--jobs", "0"], "jobs: got 0"),
     "length": (["--data", "length=2"], "length: got 2"),
+    "test length": (["--test", "length=2"], "length: got 2"),
 }
 
 

@@ -176,6 +176,7 @@ def summarise(results: list[Result]) -> list[Result]:
             "parameters": own[0]["parameters"], "state_bytes": own[0]["state_bytes"],
             "steps": statistics.mean(r["steps"] for r in own),
             "seconds": statistics.mean(r["seconds"] for r in own), "tests": tests,
+            "diverged": sum(bool(r.get("diverged")) for r in own),
         })  # fmt: skip
     return rows
 
@@ -214,7 +215,8 @@ def labels(rows: list[Result]) -> list[str]:
 def cells(row: Result) -> list[str]:
     """Return a row's texts, in the order of `columns`."""
     state = "" if row["state_bytes"] is None else f"{row['state_bytes']:,}"
-    texts = [row["mixer"], str(row["dim"]), f"{row['parameters']:,}", state]
+    diverged = f" ({row['diverged']} diverged)" if row.get("diverged") else ""
+    texts = [row["mixer"] + diverged, str(row["dim"]), f"{row['parameters']:,}", state]
     texts += [f"{row['learning_rate']:g}", str(row["seeds"]), f"{row['steps']:,.0f}"]
     for test in row["tests"]:
         for name in ("accuracy", "all_right"):

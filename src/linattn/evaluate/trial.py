@@ -66,6 +66,7 @@ def run(settings: Settings, folder: Path, tell: Tell | None = None) -> dict[str,
 
     train = data("train", s.train, s.examples)
     validation = data("validation", s.train, s.test_examples)
+    testing = data("test", s.tests, s.test_examples)  # refuses bad options before the training
     torch.manual_seed(s.seed)
     model = build(settings, train[0])
     trainer = _Trainer(model, arguments(s, folder / "checkpoints"), train, validation, s, tell)
@@ -74,7 +75,7 @@ def run(settings: Settings, folder: Path, tell: Tell | None = None) -> dict[str,
     seconds = time.monotonic() - begin
     model.save_pretrained(folder / "model")
     tests = []
-    for options, part in zip(s.tests, data("test", s.tests, s.test_examples), strict=True):
+    for options, part in zip(s.tests, testing, strict=True):
         tests.append({"data": options, **score(model, part, s.rows)})
     tokens = max(d.tokens.shape[1] if isinstance(d, Examples) else 0 for d in train)
     found = {
