@@ -58,10 +58,10 @@ STUDIES: dict[str, list[tuple[str, str]]] = {
     "metala-on-text": [
         (f"{variant.replace(':', '-').replace('=', '-')}-{seed}",
          f"{TRAIN} --seed {seed} {options(variant)}")
-        for seed in range(2) for variant in ABLATIONS
+        for seed in range(1) for variant in ABLATIONS
     ],
     "dropout-listops": [("", f"eval listops {SMALL} --data shortest=20,longest=100 --rows 32 "
-                             f"--examples 10000 --steps 1000 --evaluate-every 100 "
+                             f"--examples 10000 --steps 600 --evaluate-every 100 "
                              + mixers(DROPOUT))],
     "dropout-digits": [("", f"eval digits {SMALL} --steps 1500 --rows 64 --evaluate-every 100 "
                             + mixers(DROPOUT))],

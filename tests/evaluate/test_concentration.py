@@ -125,6 +125,14 @@ def test_known_maps(base):
     assert found.entropy[0] == pytest.approx(0)
 
 
+def test_a_first_row_that_is_left_out_is_not_the_first_eigenvalue():
+    P = torch.tensor([[-1.0, 0, 0], [1, 1, 0], [1, 1, 2]])
+    found = concentration(Given(P, True))
+    assert found.second_eigenvalue[0] == pytest.approx(0.5)  # diagonal 0, 1/2, 1/2
+    P = torch.tensor([[-1.0, 0, 0], [0, 1, 0], [1, 1, 2]])
+    assert concentration(Given(P, True)).second_eigenvalue[0] == pytest.approx(0.5)
+
+
 def test_bidirectional_layers_have_a_map_for_each_direction():
     kind = LinattnForSequenceClassification
     tokens = {"input_ids": torch.randint(40, (1, N))}
@@ -141,8 +149,12 @@ def test_bad_input_is_named():
     m = model("metala")
     with pytest.raises(ValueError, match="inputs: got 2 rows"):
         record(m, {"input_ids": torch.ones(2, 5, dtype=torch.long)})
-    with pytest.raises(ValueError, match="inputs: got no recorded attention"):
+    with pytest.raises(ValueError, match="inputs: got one token"):
         record(m, {"input_ids": torch.ones(1, 1, dtype=torch.long)})
+    with pytest.raises(ValueError, match="model: got layers without a map"):
+        record(model("convolution"), {"input_ids": torch.ones(1, 5, dtype=torch.long)})
+    with pytest.raises(ValueError, match="model: got Linear; expected a model of this library"):
+        record(torch.nn.Linear(2, 2), {})
     with pytest.raises(ValueError, match="base: got 1"):
         concentration(Given(torch.eye(4), True), base=1.0)
     with pytest.raises(ValueError, match="attention: got 1 tokens"):

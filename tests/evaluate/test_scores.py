@@ -14,7 +14,8 @@ from linattn.cli import app
 from linattn.evaluate import recall
 from linattn.evaluate.batches import Batches
 from linattn.evaluate.models import load
-from linattn.evaluate.perplexity import perplexity, windows
+from linattn.evaluate.perplexity import Perplexity, perplexity, windows
+from linattn.evaluate.report import report
 from linattn.evaluate.score import score, state_bytes
 from linattn.models import LinattnConfig, LinattnForCausalLM, LinattnForSequenceClassification
 from linattn.models.tokenizers import byte_tokenizer
@@ -165,6 +166,38 @@ def test_recall_grid_counts_and_names_bad_input():
         given = {"kind": "passkey", "lengths": [100], "depths": [0.5], **changes}
         with pytest.raises(ValueError, match=message):
             recall.grid(m, tokenizer, **given)
+
+
+def test_models_of_others_and_what_they_cannot(tmp_path):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 256, "n_positions": 64}
+    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    m, tokenizer = load(tmp_path)
+    assert recall.grid(m, tokenizer, "short-passkey", [50], [0.5], trials=1)[0].answers == 1
+    with pytest.raises(ValueError, match="length: got 300; expected at most 64 tokens"):
+        recall.grid(m, tokenizer, "short-passkey", [300], [0.5], trials=1)
+    text = Corpus(torch.randint(256, (200,)).int(), torch.tensor([0]), num_bytes=200)
+    assert perplexity(m, text, context=64).tokens == 199
+    with pytest.raises(ValueError, match="context: got 65; expected at most 64 tokens"):
+        perplexity(m, text, context=65)
+    assert Perplexity(1e6, 10, 1.0, 8, 8).perplexity == math.inf
+    result = runner.invoke(app, ["eval", "map", str(tmp_path), "--output", str(tmp_path / "m")])
+    assert result.exit_code == 2
+    assert "model: got GPT2LMHeadModel" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("content", ['{"kind": "sweep"}', '{"kind": "recall", "cells": 3}', "{"])
+def test_a_report_of_damaged_results_names_them(tmp_path, content):
+    (tmp_path / "results.json").write_text(content)
+    with pytest.raises(ValueError, match=r"folder: got .*results\.json"):
+        report([tmp_path], tmp_path / "page.md")
+    (tmp_path / "results.json").unlink()
+    with pytest.raises(ValueError, match="folder: got"):
+        report([tmp_path], tmp_path / "page.md")
+    with pytest.raises(ValueError, match=r"output: got .*a folder"):
+        report([tmp_path], tmp_path)
 
 
 def test_the_commands_on_a_saved_model(tmp_path):

@@ -69,6 +69,31 @@ def test_a_trial_that_was_cut_goes_on_to_the_same_weights(tmp_path, damage):
         assert torch.equal(x, tensors(tmp_path / "cut")[name]), name
 
 
+def test_a_trial_that_was_cut_after_it_had_learned_does_not_train_on(tmp_path, monkeypatch):
+    settings = replace(SMALL, stop_at=0.01, steps=40, evaluate_every=2, test_examples=200)
+    whole = trial.run(settings, tmp_path / "whole")
+
+    def cut(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trial, "state_bytes", cut)
+        with pytest.raises(KeyboardInterrupt):
+            trial.run(settings, tmp_path / "cut")
+    again = trial.run(settings, tmp_path / "cut")
+    assert whole["steps"] == again["steps"] < 40
+    assert whole["tests"] == again["tests"]
+    assert again["validation"] == whole["validation"]
+    assert again["seconds"] > 0
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[1]"])
+def test_a_damaged_result_is_named(tmp_path, content):
+    (tmp_path / "result.json").write_text(content)
+    with pytest.raises(ValueError, match=r"result: got .*result\.json, which is damaged"):
+        trial.run(SMALL, tmp_path)
+
+
 def test_a_trial_learns(tmp_path):
     """Something easy: to say the token after the only one that stands in front of it."""
     settings = replace(

@@ -69,6 +69,8 @@ def perplexity(
             scored, tokenizer = models.load(path)
             known = tokenizer.get_vocab() == byte_tokenizer().get_vocab()  # bytes: at once
             _, text = language.load(data, encoder("bytes" if known else "", tokenizer))
+            if documents < 0:
+                raise ValueError(f"documents: got {documents}; expected an int >= 0")
             if documents > 0:
                 text = text.first(documents)
             result = p.perplexity(scored, text, context=context, stride=stride, rows=rows,

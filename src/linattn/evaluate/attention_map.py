@@ -198,6 +198,9 @@ def record(model: Any, inputs: dict[str, Tensor]) -> list[LinearMap | SoftmaxMap
     Raises:
         ValueError: several rows, one token, a model without recorded calls.
     """
+    layers = getattr(getattr(model, "model", None), "layers", None)
+    if layers is None or not all(hasattr(layer, "mixer") for layer in layers):
+        reject("model", type(model).__name__, "a model of this library")
     recorder = Recorder()
 
     def named(name: str) -> Any:
@@ -208,7 +211,7 @@ def record(model: Any, inputs: dict[str, Tensor]) -> list[LinearMap | SoftmaxMap
 
     hooks = [
         layer.register_forward_pre_hook(named(f"layer {i} {type(layer.mixer).__name__}"))
-        for i, layer in enumerate(model.model.layers)
+        for i, layer in enumerate(layers)
     ]
     training = model.training
     model.train(False)
@@ -219,8 +222,10 @@ def record(model: Any, inputs: dict[str, Tensor]) -> list[LinearMap | SoftmaxMap
         model.train(training)
         for hook in hooks:
             hook.remove()
-    if not recorder.maps or recorder.maps[0].tokens < 2:
-        reject("inputs", "no recorded attention", "at least two tokens")
+    if not recorder.maps:
+        reject("model", "layers without a map, as a convolution's", "at least one mixer with one")
+    if recorder.maps[0].tokens < 2:
+        reject("inputs", "one token", "at least two")
     return recorder.maps
 
 

@@ -90,7 +90,7 @@ def concentration(
     values = [_Shares(attention, head, positive[head], block) for head in range(H)]
     if attention.causal:
         own = torch.where(there, diagonal / positive, 0)
-        second = own[:, 1:].amax(1).tolist()  # the first row's is 1
+        second = own.sort(1).values[:, -2].tolist()  # the first is 1, of the first row that is left
     else:
         second = [v.second_eigenvalue() for v in values]
     return Concentration(

@@ -41,9 +41,13 @@ def harness(
         reject("task", unknown, "names of lm-eval's tasks, or of those in the include folder")
     model, tokenizer = models.load(path)
     wrapped = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=rows)
-    found = simple_evaluate(
-        wrapped, tasks=list(tasks), task_manager=manager, limit=limit, num_fewshot=shots
-    )
+    try:
+        found = simple_evaluate(
+            wrapped, tasks=list(tasks), task_manager=manager, limit=limit, num_fewshot=shots
+        )
+    except (OSError, RuntimeError) as error:  # a data set that cannot be had, most likely
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reject("task", f"{tasks} ({first})", "tasks whose data are here or can be downloaded")
     scores: list[dict[str, Any]] = []
     for task, metrics in found["results"].items():
         for key, value in metrics.items():

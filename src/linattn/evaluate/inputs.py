@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from linattn._validation import reject, require_positive_int
-from linattn.evaluate import models, sweep, tasks
+from linattn.evaluate import models, sweep, tasks, trial
 from linattn.evaluate.batches import inputs
 from linattn.generate import untrained
 from linattn.models.tokenizers import byte_tokenizer
@@ -43,11 +42,15 @@ def models_and_inputs(
     for path in paths:
         result = path / "result.json"
         if result.exists():
-            found = json.loads(result.read_text())["settings"]
-            yield "+".join(found["mixer"]), models.load_any(path), _example(found)
+            found = trial.read(result)["settings"]
+            yield (
+                f"{'+'.join(found['mixer'])} ({path.name})",
+                models.load_any(path),
+                _example(found),
+            )
         else:
             model, tokenizer = models.load(path)
-            yield path.name, model, _beginning(words, tokenizer, tokens)
+            yield str(path), model, _beginning(words, tokenizer, tokens)
     for mixer in [] if paths else mixers:
         yield mixer, untrained(preset, mixer), _beginning(words, byte_tokenizer(), tokens)
 

@@ -58,6 +58,19 @@ def load_any(path: Path) -> Any:
     return from_folder(kinds[names[0]], folder)
 
 
+def check_length(name: str, model: Any, tokens: int) -> None:
+    """Raise if a model with learned positions has fewer than so many tokens."""
+    config = model.config
+    own = getattr(config, "learned_positions", None)
+    learned = bool(own) if own is not None else config.model_type in LEARNED_POSITIONS
+    most = getattr(config, "max_position_embeddings", None)
+    if learned and most is not None and tokens > most:
+        reject(name, tokens, f"at most {most} tokens, the positions of {type(model).__name__}")
+
+
+LEARNED_POSITIONS = ("gpt2", "gpt_neo", "opt", "bigbird_pegasus", "xglm", "biogpt", "codegen")
+
+
 def _folder(path: Path) -> Path:
     newest = checkpoints.latest(path) if path.is_dir() else None
     for folder in (path, path / "model", *([] if newest is None else [newest])):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from linattn._validation import reject, require_positive_int
+from linattn.evaluate.models import check_length
 from linattn.tasks.language import Corpus
 
 
@@ -36,7 +37,8 @@ class Perplexity:
     @property
     def perplexity(self) -> float:
         """Exp of the mean loss."""
-        return math.exp(self.nats / self.tokens)
+        mean = self.nats / self.tokens
+        return math.exp(mean) if mean < 700 else math.inf  # of what a float holds
 
     @property
     def bits_per_byte(self) -> float:
@@ -96,6 +98,7 @@ def perplexity(
     """
     require_positive_int("context", context)
     require_positive_int("rows", rows)
+    check_length("context", model, context)
     stride = context if stride is None else stride
     require_positive_int("stride", stride)
     if context < 2:

@@ -46,6 +46,11 @@ def _points(row: Row) -> tuple[list[float], list[float]]:
     )
 
 
+def _style(place: int) -> dict[str, Any]:
+    """Return colour and marker of a line; there are ten colours."""
+    return {"color": f"C{place % 10}", "marker": "os^D"[place // 10 % 4], "capsize": 3}
+
+
 def _axes(panels: int) -> tuple[Figure, list[Axes]]:
     size = (3.9 * panels + 3.2, 4.3)
     figure, axes = plt.subplots(1, panels, figsize=size, layout="constrained", squeeze=False)
@@ -60,12 +65,12 @@ def _against_state(rows: list[Row]) -> Figure:
     known = rows[0]["state_bytes"] is not None
     figure, axes = _axes(len(rows[0]["tests"]))
     for panel, (axis, label) in enumerate(zip(axes, labels(rows), strict=True)):
-        for mixer in dict.fromkeys(row["mixer"] for row in rows):
+        for place, mixer in enumerate(dict.fromkeys(row["mixer"] for row in rows)):
             own = [row for row in rows if row["mixer"] == mixer]
             x = [row["state_bytes"] if known else row["parameters"] for row in own]
             values, spread = zip(*(_points(row) for row in own), strict=True)
             y, e = ([points[panel] for points in each] for each in (values, spread))
-            axis.errorbar(x, y, e, fmt="o-", capsize=3, label=mixer)
+            axis.errorbar(x, y, e, label=mixer, **_style(place))
         axis.set(xscale="log", xlabel="state [bytes]" if known else "parameters", title=label)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     return figure
@@ -73,8 +78,8 @@ def _against_state(rows: list[Row]) -> Figure:
 
 def _against_length(rows: list[Row], lengths: list[int]) -> Figure:
     figure, (axis,) = _axes(1)
-    for row in rows:
-        axis.errorbar(lengths, *_points(row), fmt="o-", capsize=3, label=row["mixer"])
+    for place, row in enumerate(rows):
+        axis.errorbar(lengths, *_points(row), label=row["mixer"], **_style(place))
     axis.set(xlabel="length [tokens]")
     axis.set_xscale("log", base=2)
     axis.legend(fontsize=8)
@@ -86,7 +91,9 @@ def _bars(rows: list[Row]) -> Figure:
     for place, row in enumerate(rows):
         values, spread = _points(row)
         axis.bar([place], values[:1], yerr=spread[:1], capsize=3)
-    axis.set_xticks(range(len(rows)), [row["mixer"] for row in rows], rotation=20, ha="right")
+    axis.set_xticks(
+        range(len(rows)), [row["mixer"] for row in rows], rotation=35, ha="right", fontsize=8
+    )
     return figure
 
 

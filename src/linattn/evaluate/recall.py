@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from linattn._validation import reject, require_positive_int
+from linattn._validation import reject, require_positive_int, require_seed
+from linattn.evaluate.models import check_length
 from linattn.tasks import recall as prompts
 from linattn.tasks.recall import Prompt
 
@@ -90,6 +91,7 @@ def grid(
         ValueError: an unknown kind, lengths or depths that the task refuses, trials < 1.
     """
     require_positive_int("trials", trials)
+    require_seed(seed)
     if isinstance(generated, bool) or not isinstance(generated, int) or generated < 0:
         reject("generated", repr(generated), "an int >= 0")
     places: list[float | None] = [None] if kind == "phonebook" else list(depths)
@@ -113,6 +115,8 @@ def _answer(
 ) -> tuple[float, float]:
     """Return whether an answer is right, and which share of its tokens."""
     text = tokenizer(prompt.text)["input_ids"]
+    answer = tokenizer(prompt.answer, add_special_tokens=False)["input_ids"]
+    check_length("length", model, len(text) + max(len(answer), generated))
     if generated > 0:
         given = torch.tensor([text], device=model.device)
         made = model.generate(
@@ -124,7 +128,6 @@ def _answer(
         if kind in ("passkey", "short-passkey"):
             right = first is not None and first.group() == prompt.answer
         return float(right), float(right)
-    answer = tokenizer(prompt.answer, add_special_tokens=False)["input_ids"]
     given = torch.tensor([[*text, *answer]], device=model.device)
     logits = model(input_ids=given[:, :-1], use_cache=False, logits_to_keep=len(answer)).logits[0]
     right = logits.argmax(-1) == given[0, -len(answer) :]

@@ -23,6 +23,8 @@ def report(folders: list[Path], page: Path, title: str = "Evaluations") -> list[
     Raises:
         ValueError: a folder that is missing, no result, or a file that is none.
     """
+    if page.is_dir():
+        reject("output", f"{page}, a folder", "a file to write")
     found: list[tuple[Path, Found]] = []
     for folder in folders:
         if not folder.is_dir():
@@ -43,7 +45,11 @@ def report(folders: list[Path], page: Path, title: str = "Evaluations") -> list[
     for path, content in _runs_together(told):
         heading, write = KINDS[content["kind"]]
         name = content.get("task") or content.get("name") or path.parent.name
-        lines += [f"## {heading}: {name}", "", *write(content), ""]
+        try:
+            table = write(content)
+        except (KeyError, TypeError, IndexError, AttributeError, ValueError):
+            reject("folder", f"{path}, which is damaged", "whole results")
+        lines += [f"## {heading}: {name}", "", *table, ""]
         for picture in sorted(path.parent.glob("*.png")):
             link = os.path.relpath(picture, page.parent).replace(os.sep, "/")
             lines += [f"![{picture.stem}]({link})", ""]

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_callback import PrinterCallback
+from transformers.trainer_callback import PrinterCallback, TrainerState
 from transformers.utils import logging
 
 from linattn import __version__
+from linattn._validation import reject
 from linattn.bench import machine
 from linattn.evaluate import tasks
 from linattn.evaluate.batches import Batches, Inputs
@@ -51,11 +52,7 @@ def run(settings: Settings, folder: Path, tell: Tell | None = None) -> dict[str,
     """
     path = folder / "result.json"
     if path.exists():
-        try:
-            found: dict[str, Any] = json.loads(path.read_text())
-        except ValueError as error:
-            raise ValueError(f"{path}: got {error}; expected a result in JSON") from None
-        return found
+        return read(path)
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # a tied output layer is not in a checkpoint, and it says so
     s, task = settings, tasks.get(settings.task)
@@ -70,9 +67,10 @@ def run(settings: Settings, folder: Path, tell: Tell | None = None) -> dict[str,
     torch.manual_seed(s.seed)
     model = build(settings, train[0])
     trainer = _Trainer(model, arguments(s, folder / "checkpoints"), train, validation, s, tell)
-    begin = time.monotonic()
-    trainer.train(resume_from_checkpoint=_newest(folder / "checkpoints"))
-    seconds = time.monotonic() - begin
+    newest = _newest(folder / "checkpoints")
+    if not trainer.ended_at(newest):
+        trainer.train(resume_from_checkpoint=newest)
+    seconds = trainer.seconds()
     model.save_pretrained(folder / "model")
     tests = []
     for options, part in zip(s.tests, testing, strict=True):
@@ -88,6 +86,22 @@ def run(settings: Settings, folder: Path, tell: Tell | None = None) -> dict[str,
     write_json(path, without_nan(found))
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return found
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return a result that `run` wrote.
+
+    Raises:
+        ValueError: another file, or a damaged one.
+    """
+    try:
+        found = json.loads(path.read_text())
+        whole = isinstance(found, dict) and {"settings", "tests", "validation"} <= found.keys()
+    except (OSError, ValueError):
+        whole = False
+    if not whole:
+        reject("result", f"{path}, which is damaged", "what a trial wrote; or remove it")
+    return dict(found)
 
 
 def build(settings: Settings, data: Data) -> Any:
@@ -162,6 +176,26 @@ class _Trainer(Trainer):
         )  # fmt: skip
         self.remove_callback(PrinterCallback)
         self.validation, self.rows, self.diverged = validation, settings.rows, False
+        self.stop_at, self.begin = settings.stop_at, time.monotonic()
+
+    def seconds(self) -> float:
+        """Return the seconds of training so far, those before a cut too."""
+        return time.monotonic() - self.begin
+
+    def ended_at(self, checkpoint: str | None) -> bool:
+        """Return whether a trial that was cut had ended, with its best weights in place then."""
+        if checkpoint is None:
+            return False
+        state = TrainerState.load_from_json(str(Path(checkpoint) / "trainer_state.json"))
+        scored = [entry for entry in state.log_history if "eval_accuracy" in entry]
+        if scored:
+            self.begin -= scored[-1]["eval_seconds"]
+        learned = any(entry["eval_accuracy"] > self.stop_at for entry in scored)
+        if learned or state.global_step >= self.args.max_steps:
+            self.state = state
+            self._load_best_model()
+            return True
+        return False
 
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
         return SequentialSampler(self.batches)
@@ -173,6 +207,7 @@ class _Trainer(Trainer):
         assert self.model is not None
         found = [score(self.model, data, self.rows)["accuracy"] for data in self.validation]
         metrics = {f"{metric_key_prefix}_accuracy": sum(found) / len(found)}
+        metrics[f"{metric_key_prefix}_seconds"] = self.seconds()
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
