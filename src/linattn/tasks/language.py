@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sysconfig
 from collections.abc import Callable
@@ -39,8 +40,9 @@ class Corpus:
         tokens = self.tokens[: int(self.starts[documents])]
         return Corpus(tokens, self.starts[:documents], round(tokens.numel() * self.bytes_per_token))
 
+    @functools.cached_property
     def digest(self) -> str:
-        """Return a short text that another text does not have."""
+        """A short text that another text does not have; hashed once, not at every checkpoint."""
         found = hashlib.sha256(self.tokens.numpy().tobytes())
         found.update(self.starts.numpy().tobytes())
         return found.hexdigest()[:16]

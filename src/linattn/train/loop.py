@@ -107,7 +107,7 @@ class Run:
 
     def save(self, folder: Path) -> Path:
         """Write a checkpoint below folder; return where it is."""
-        progress: dict[str, Any] = {"settings": asdict(self.settings), "text": self.text.digest()}
+        progress: dict[str, Any] = {"settings": asdict(self.settings), "text": self.text.digest}
         progress |= {"seconds": self.seconds, "scaler": self.scaler.state_dict()}
         return checkpoints.save(
             folder, self.step, self.model, self.tokenizer, self.optimizers, progress
@@ -115,7 +115,7 @@ class Run:
 
     def restore(self, checkpoint: Path) -> None:
         """Go on from a checkpoint of the same settings and text."""
-        progress = checkpoints.progress_of(checkpoint, self.text.digest())
+        progress = checkpoints.progress_of(checkpoint, self.text.digest)
         checkpoints.restore(checkpoint, self.model, self.optimizers)
         self.step, self.seconds = progress["step"], progress["seconds"]
         if self.scaler.is_enabled():
