@@ -10,6 +10,7 @@ from linattn.integrations.switch import (
 )
 from linattn.noise import multiplicative_noise
 from linattn.ops import linear_attention
+from linattn.selective_scan import selective_scan
 
 __version__ = "0.1.0"
 
@@ -24,4 +25,5 @@ __all__ = [
     "decelerate",
     "linear_attention",
     "multiplicative_noise",
+    "selective_scan",
 ]

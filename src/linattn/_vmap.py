@@ -54,13 +54,7 @@ def convolution_batching_rule(operator: Any) -> Callable[..., Any]:
         x, weight, bias, silu, mask, initial_state, cu_seqlens = moved
         own_weights = in_dims[1] is not None or in_dims[2] is not None
         if own_weights or cu_seqlens is not None:
-            calls = [
-                operator(
-                    *(x if dim is None else x[i] for x, dim in zip(moved, in_dims, strict=True))
-                )
-                for i in range(size)
-            ]
-            return tuple(torch.stack(found) for found in zip(*calls, strict=True)), (0, 0)
+            return one_call_each(operator)(info, in_dims, *arguments)
 
         def rows(x: Tensor | None, dim: int | None) -> Tensor | None:
             if x is None:
@@ -72,6 +66,25 @@ def convolution_batching_rule(operator: Any) -> Callable[..., Any]:
             rows(initial_state, in_dims[5]), None,
         )  # fmt: skip
         return tuple(found.unflatten(0, (size, -1)) for found in results), (0, 0)
+
+    return rule
+
+
+def one_call_each(operator: Any) -> Callable[..., Any]:
+    """Return the rule that calls once for each index of the mapped dimension."""
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
+        calls = [
+            operator(
+                *(
+                    x if dim is None or not isinstance(x, Tensor) else x.select(dim, i)
+                    for x, dim in zip(arguments, in_dims, strict=True)
+                )
+            )
+            for i in range(info.batch_size)
+        ]
+        results = tuple(torch.stack(found) for found in zip(*calls, strict=True))
+        return results, (0,) * len(results)
 
     return rule
 

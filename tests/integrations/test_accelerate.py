@@ -11,7 +11,7 @@ import torch
 from tiny_families import FAMILIES, NOT_COMPARED, tiny
 
 import linattn
-from linattn.integrations import switch
+from linattn.integrations import calls, switch
 from linattn.integrations import transformers as adapters
 
 families = pytest.mark.parametrize("family", FAMILIES)
@@ -162,19 +162,19 @@ def test_the_switch_is_idempotent_and_leaves_no_trace():
     linattn.decelerate()
     for name, function in own.items():
         assert getattr(module, name) is function
-    assert not any(m._forward_pre_hooks for m in model.modules())
+    assert not any(calls.original(type(m).forward) for m in model.modules())
     with linattn.accelerated():
-        assert switch.active()
-    assert not switch.active()
+        assert calls.active()
+    assert not calls.active()
 
 
 def test_all_models_at_once():
     report = linattn.accelerate_transformers()
     assert {"qwen3_next", "mamba2", "kimi_linear"} <= set(report.changed)
     assert "mamba.mamba_selective_scan" in report.left
-    assert switch.active()
+    assert calls.active()
     linattn.decelerate()
-    assert not switch.active()
+    assert not calls.active()
 
 
 def test_what_cannot_be_honoured_is_an_error():

@@ -4,6 +4,8 @@
 // once, widened once, and stays in the first-level cache. Backward walks them in the same order with
 // a second ring of f'(.) grad_o, from which dx_{t-W+1} is complete at token t.
 #include "convolution.h"
+
+#include "activations.h"
 #include "kernels.h"
 #include "memory.h"
 #include "rows.h"
@@ -12,13 +14,6 @@ namespace linattn {
 namespace LINATTN_ISA {
 
 namespace {
-
-// x / (1 + exp(-x)) without overflow; returns the sigmoid.
-template <class T>
-LINATTN_INLINE Vec<T> sigmoid(Vec<T> x) {
-  const Vec<T> one = broadcast(T(1)), e = exp_negative(x < T(0) ? x : -x);
-  return (x < T(0) ? e : one) / (one + e);
-}
 
 template <class T>
 struct Walk {

@@ -13,19 +13,6 @@ namespace {
 constexpr int kTile = 256;       // channels: rings, weights and their sums stay in 32 KiB
 constexpr int64_t kTokens = 512;  // of a task; 7 of them are walked twice at most
 
-// [B, N, C] or [W - 1 rows, C] of each sequence; [C, W] as W rows of C; [C].
-View rows_of(const Optional& x) {
-  View v;
-  if (!x.has_value()) return v;
-  v.data = static_cast<char*>(x->data_ptr());
-  v.dtype = dtype_of(*x);
-  const int64_t dim = x->dim();
-  v.channel = x->stride(dim - 1);
-  if (dim > 1) v.token = x->stride(dim - 2);
-  if (dim > 2) v.batch = x->stride(0);
-  return v;
-}
-
 Convolution convolution_of(
     const Tensor& x, const Tensor& weight, const Optional& bias, bool silu, const Optional& mask,
     const Optional& initial_state, const Optional& bounds) {

@@ -19,6 +19,10 @@ const Kernels LINATTN_CONCAT(kernels_, LINATTN_ISA) = {
     {LINATTN_ISA::delta_backward<float>, LINATTN_ISA::delta_backward<double>},
     {LINATTN_ISA::convolution_forward<float>, LINATTN_ISA::convolution_forward<double>},
     {LINATTN_ISA::convolution_backward<float>, LINATTN_ISA::convolution_backward<double>},
+    {LINATTN_ISA::selective_scan_forward<float>, LINATTN_ISA::selective_scan_forward<double>},
+    {LINATTN_ISA::selective_scan_backward<float>, LINATTN_ISA::selective_scan_backward<double>},
+    {LINATTN_ISA::selective_scan_step<float>, LINATTN_ISA::selective_scan_step<double>},
+    {LINATTN_ISA::kScanTile<float>, LINATTN_ISA::kScanTile<double>},
     {LINATTN_ISA::decode<float>, LINATTN_ISA::decode<double>},
 };
 

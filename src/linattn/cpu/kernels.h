@@ -2,6 +2,8 @@
 #pragma once
 #include "convolution.h"
 #include "problem.h"
+#include "selective_scan.h"
+#include "tile.h"
 
 namespace linattn {
 namespace LINATTN_ISA {
@@ -24,6 +26,17 @@ template <class T>
 bool convolution_backward(const Convolution& p, int64_t begin, int64_t end);
 template <class T>
 bool decode(const Problem& p, int64_t begin, int64_t end);
+
+template <class T>
+bool selective_scan_forward(const SelectiveScan& p, int64_t begin, int64_t end);
+template <class T>
+bool selective_scan_backward(const SelectiveScan& p, int64_t begin, int64_t end);
+template <class T>
+bool selective_scan_step(const SelectiveScan& p, int64_t begin, int64_t end);
+// Channels of a tile: two vectors, so that two chains of exp keep the multipliers busy, and the
+// states of a block of tokens with n = 16 (64 KiB, as much again of decays) the second-level cache.
+template <class T>
+constexpr int kScanTile = 2 * kLanes<T>;
 
 }  // namespace LINATTN_ISA
 }  // namespace linattn

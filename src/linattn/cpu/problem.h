@@ -62,18 +62,22 @@ inline int64_t heads_together(const Problem& p) {
 }
 inline int64_t number_of_tasks(const Problem& p) { return p.sequences * (p.H / heads_together(p)); }
 
-struct Convolution;  // convolution.h
+struct Convolution;    // convolution.h
+struct SelectiveScan;  // selective_scan.h
 
 // The kernels of one instruction set, each over tasks [begin, end); [0] float32, [1] float64 sums.
 // False: no memory for the work space.
 using Kernel = bool (*)(const Problem&, int64_t begin, int64_t end);
 using ConvolutionKernel = bool (*)(const Convolution&, int64_t begin, int64_t end);
+using ScanKernel = bool (*)(const SelectiveScan&, int64_t begin, int64_t end);
 struct Kernels {
   const char* name;
   Kernel additive_forward[2], additive_backward[2];
   Kernel noncausal_forward[2], noncausal_backward[2];
   Kernel delta_forward[2], delta_backward[2];
   ConvolutionKernel convolution_forward[2], convolution_backward[2];
+  ScanKernel selective_scan_forward[2], selective_scan_backward[2], selective_scan_step[2];
+  int64_t selective_scan_tile[2];  // channels of a task
   Kernel decode[2];  // over batch rows x heads
 };
 

@@ -53,6 +53,19 @@ inline View view_of(const Tensor& x) {
 }
 inline View view_of(const Optional& x) { return x.has_value() ? view_of(*x) : View(); }
 
+// [B, N, C], [N, C] as by token and channel, or [C].
+inline View rows_of(const Optional& x) {
+  View v;
+  if (!x.has_value()) return v;
+  v.data = static_cast<char*>(x->data_ptr());
+  v.dtype = dtype_of(*x);
+  const int64_t dim = x->dim();
+  v.channel = x->stride(dim - 1);
+  if (dim > 1) v.token = x->stride(dim - 2);
+  if (dim > 2) v.batch = x->stride(0);
+  return v;
+}
+
 inline void* data_of(const Optional& x) { return x.has_value() ? x->data_ptr() : nullptr; }
 
 // Fresh outputs cost a page fault for every 4 KiB; where the system asks for it, for 2 MiB.

@@ -284,25 +284,47 @@ LINATTN_INLINE void transpose_block(const float* in, int in_pitch, float* out, i
 
 }  // namespace detail
 
+// out = in^T for as many rows as a vector has lanes, of as many numbers.
+template <class T>
+LINATTN_INLINE void transpose_lanes(const T* in, int in_pitch, T* out, int out_pitch) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) return detail::transpose_block(in, in_pitch, out, out_pitch);
+#endif
+  for (int a = 0; a < kLanes<T>; ++a) {
+    for (int b = 0; b < kLanes<T>; ++b) out[b * out_pitch + a] = in[a * in_pitch + b];
+  }
+}
+
 // out [N, M] = x [M, N]^T; M and N are rounded up to whole vectors, which both must have.
 template <class T>
 inline void transpose(const Matrix<T>& out, const Matrix<T>& x, int M, int N) {
-  const int lanes = kLanes<T>;
-  for (int i = 0; i < M; i += lanes) {
-    for (int j = 0; j < N; j += lanes) {
-      const T* in = x.at(i, j);
-      T* to = out.at(j, i);
-#if defined(__AVX512F__)
-      if constexpr (sizeof(T) == 4) {
-        detail::transpose_block(in, x.pitch, to, out.pitch);
-        continue;
-      }
-#endif
-      for (int a = 0; a < lanes; ++a) {
-        for (int b = 0; b < lanes; ++b) to[b * out.pitch + a] = in[a * x.pitch + b];
-      }
-    }
+  for (int i = 0; i < M; i += kLanes<T>) {
+    for (int j = 0; j < N; j += kLanes<T>)
+      transpose_lanes(x.at(i, j), x.pitch, out.at(j, i), out.pitch);
   }
+}
+
+namespace detail {
+template <class T, int Step>
+LINATTN_INLINE void fold(Vec<T>* x) {
+  typename Vector<T>::integer low, high;
+  LINATTN_UNROLL
+  for (int i = 0; i < kLanes<T>; ++i) {
+    low[i] = (i & Step) ? kLanes<T> + i : i;
+    high[i] = (i & Step) ? kLanes<T> + (i ^ Step) : (i ^ Step);
+  }
+  LINATTN_UNROLL
+  for (int i = 0; i < Step; ++i)
+    x[i] = __builtin_shuffle(x[i], x[i + Step], low) + __builtin_shuffle(x[i], x[i + Step], high);
+  if constexpr (Step > 1) fold<T, Step / 2>(x);
+}
+}  // namespace detail
+
+// As many vectors as one has lanes: lane i of the result is the sum across the lanes of x[i].
+template <class T>
+LINATTN_INLINE Vec<T> sum_lanes(Vec<T>* x) {
+  detail::fold<T, kLanes<T> / 2>(x);
+  return x[0];
 }
 
 // exp(x) for x <= 0, to 2 units in the last place; 0 below the smallest normal number.

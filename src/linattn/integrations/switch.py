@@ -1,8 +1,8 @@
 """The switch: transformers' models on this library's operators, on and off again.
 
-The functions that the models call are attributes of their modeling modules. Something stands in
-their place that asks, at every call, whether a layer of an accelerated model is running in this
-thread (also again in the backward pass, under gradient checkpointing), or all models are.
+Where an adapter exists, a stand-in (`calls.py`) takes the place of transformers' function or
+forward, once for all models; a mark on the modules of an accelerated model tells it what to do.
+transformers' own way to register kernels needs a package that downloads them: it serves none here.
 """
 
 from __future__ import annotations
@@ -12,18 +12,16 @@ import importlib
 import inspect
 import pkgutil
 import sys
-import threading
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch import nn
 
 from linattn._validation import reject
+from linattn.integrations import calls
 from linattn.integrations import transformers as adapters
 
 TESTED = ("5.24", "5.25")  # from, below
@@ -32,13 +30,14 @@ ADAPTED = (
     "causal_conv1d_fn", "causal_conv1d_update", "torch_chunk_gated_delta_rule",
     "torch_recurrent_gated_delta_rule", "chunk_kimi_delta_attention",
     "recurrent_kimi_delta_attention", "mamba2_chunk_scan", "mamba2_selective_state_update",
+    "mamba_selective_scan", "mamba_selective_state_update",
 )  # fmt: skip
+# Layers whose forward as a whole has an adapter.
+WHOLE = {"MiniMaxLightningAttention": "minimax_lightning_attention"}
 # Those that are left alone, and why.
 LEFT = {
     "mamba2_split_conv1d_scan_combined": "returns None without its package: the parts run",
     "mamba_inner_fn": "returns None without its package: the parts run",
-    "mamba_selective_scan": "no kernel of Mamba-1's scan yet",
-    "mamba_selective_state_update": "no kernel of Mamba-1's scan yet",
 }
 
 
@@ -59,51 +58,69 @@ class Report:
         return "\n".join([*lines, *(f"{name} left: {why}" for name, why in self.left.items())])
 
 
-_everywhere = False
-_hooks: weakref.WeakKeyDictionary[nn.Module, tuple[RemovableHandle, ...]] = (
-    weakref.WeakKeyDictionary()
-)  # of accelerated models
-_inside = threading.local()  # how many layers of an accelerated model this thread is in
-
-
-def active() -> bool:
-    """Return whether a call now runs on this library."""
-    return _everywhere or getattr(_inside, "depth", 0) > 0
-
-
-def _dispatcher(original: Callable[..., Any], adapter: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands in a module in place of its function."""
-
-    def _dispatch(*args: Any, **kwargs: Any) -> Any:
-        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-        if active() and all(x.device.type == "cpu" for x in tensors):
-            return adapter(*args, **kwargs)
-        return original(*args, **kwargs)
-
-    _dispatch.__wrapped__ = original  # type: ignore[attr-defined]
-    _dispatch.__name__ = getattr(original, "__name__", adapter.__name__)
-    return _dispatch
-
-
-def _is_dispatcher(found: object) -> bool:
-    return getattr(found, "__qualname__", "").startswith("_dispatcher.")
+def _put(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Put a stand-in in place of an attribute, once."""
+    found = getattr(owner, name)
+    if calls.original(found) is None:
+        setattr(owner, name, make(found))
 
 
 def _patch(module: ModuleType, report: Report) -> None:
-    """Put dispatchers in a modeling module, once."""
+    """Put the stand-ins in a modeling module."""
     short = module.__name__.rsplit(".", 1)[-1].removeprefix("modeling_")
     for name in ADAPTED:
-        found = getattr(module, name, None)
-        if found is None:
-            continue
-        if _is_dispatcher(found):
+        if hasattr(module, name):
+            adapter = getattr(adapters, name)
+            _put(module, name, lambda f, adapter=adapter: calls.function(f, adapter))
             report.changed.setdefault(short, []).append(name)
-            continue
-        setattr(module, name, _dispatcher(found, getattr(adapters, name)))
-        report.changed.setdefault(short, []).append(name)
+    for name, adapter_name in WHOLE.items():
+        if hasattr(module, name):
+            adapter = getattr(adapters, adapter_name)
+            kind = getattr(module, name)
+            _put(kind, "forward", lambda f, adapter=adapter: calls.whole_forward(f, adapter))
+            report.changed.setdefault(short, []).append(name)
     for name, why in LEFT.items():
         if hasattr(module, name):
             report.left[f"{short}.{name}"] = why
+    if short not in report.changed:
+        return
+    for kind in _own_classes(module):
+        if _calls_adapted(kind):
+            _put(kind, "forward", calls.layer_forward)
+        elif _is_model(kind) and "forward" in vars(kind):
+            _put(kind, "forward", calls.model_forward)
+
+
+def _own_classes(module: ModuleType) -> list[type]:
+    return [
+        kind
+        for kind in vars(module).values()
+        if isinstance(kind, type) and kind.__module__ == module.__name__
+    ]
+
+
+def _is_model(kind: type) -> bool:
+    from transformers import PreTrainedModel
+
+    return issubclass(kind, PreTrainedModel)
+
+
+def _calls_adapted(kind: type) -> bool:
+    """Return whether a method of a module class names a function of ADAPTED."""
+    if not issubclass(kind, nn.Module) or "forward" not in vars(kind):
+        return False
+    methods = (inspect.unwrap(f) for f in vars(kind).values() if inspect.isfunction(f))
+    return any(name in ADAPTED for method in methods for name in method.__code__.co_names)
+
+
+def _unpatch(module: ModuleType) -> None:
+    """Put a modeling module's own functions and forwards back."""
+    places: list[tuple[Any, str]] = [(module, name) for name in ADAPTED]
+    places += [(kind, "forward") for kind in _own_classes(module)]
+    for owner, name in places:
+        own = calls.original(vars(owner).get(name))
+        if own is not None:
+            setattr(owner, name, own)
 
 
 def families() -> list[str]:
@@ -113,13 +130,14 @@ def families() -> list[str]:
     """
     import transformers.models as models
 
+    known = [*(f"def {name}(" for name in (*ADAPTED, *LEFT)), *(f"class {name}(" for name in WHOLE)]
     found = []
     for info in pkgutil.iter_modules(models.__path__):
         for root in models.__path__:
             path = f"{root}/{info.name}/modeling_{info.name}.py"
             with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:
                 text = file.read()
-                if any(f"def {name}(" in text for name in (*ADAPTED, *LEFT)):
+                if any(name in text for name in known):
                     found.append(info.name)
     return sorted(found)
 
@@ -156,60 +174,30 @@ def accelerate(model: nn.Module) -> Report:
         reject("model", type(model).__name__, "a model of transformers", kind=TypeError)
     _check_version()
     report = Report()
-    modules = {
-        type(part).__module__
-        for part in model.modules()
-        if type(part).__module__.startswith("transformers.models.")
-    }
-    for name in sorted(modules):
+    names = {type(part).__module__ for part in model.modules()}
+    for name in sorted(n for n in names if n.startswith("transformers.models.")):
         _patch(sys.modules[name], report)
     if not report.changed:
         report.left[type(model).__name__] = "it calls nothing that has an adapter"
-    if model not in _hooks:
-        _hooks[model] = tuple(
-            handle
-            for part in model.modules()
-            if _calls_adapted(type(part))
-            for handle in (
-                part.register_forward_pre_hook(_enter, prepend=True),
-                part.register_forward_hook(_leave, always_call=True),
-            )
-        )
+    for name, part in model.named_modules():
+        if calls.original(type(part).forward) is None:
+            continue
+        if "forward" in part.__dict__:
+            report.left[name or type(part).__name__] = "its forward is not its class's own"
+        part.__dict__[calls.MARK] = True
     return report
-
-
-def _calls_adapted(kind: type) -> bool:
-    """Return whether a method of a module class names a function of ADAPTED."""
-    if not kind.__module__.startswith("transformers.models."):
-        return False
-    methods = (inspect.unwrap(f) for f in vars(kind).values() if inspect.isfunction(f))
-    return any(name in ADAPTED for method in methods for name in method.__code__.co_names)
-
-
-def _enter(module: nn.Module, inputs: Any) -> None:
-    _inside.depth = getattr(_inside, "depth", 0) + 1
-
-
-def _leave(module: nn.Module, inputs: Any, output: Any) -> None:
-    _inside.depth = max(0, getattr(_inside, "depth", 0) - 1)
 
 
 def decelerate(model: nn.Module | None = None) -> None:
     """Undo `accelerate(model)`; with None undo all, and put transformers' own functions back."""
-    global _everywhere
     if model is not None:
-        for handle in _hooks.pop(model, ()):
-            handle.remove()
+        for part in model.modules():
+            part.__dict__.pop(calls.MARK, None)
         return
-    _everywhere = False
-    for known in list(_hooks):
-        decelerate(known)
+    calls.switch.everywhere = False
     for name, module in list(sys.modules.items()):
         if name.startswith("transformers.models.") and module is not None:
-            for function in ADAPTED:
-                found = getattr(module, function, None)
-                if _is_dispatcher(found):
-                    setattr(module, function, found.__wrapped__)  # type: ignore[union-attr]
+            _unpatch(module)
 
 
 def accelerate_transformers() -> Report:
@@ -218,31 +206,30 @@ def accelerate_transformers() -> Report:
     Imports the modeling files of all families that have something to change. `decelerate()` puts
     all back.
     """
-    global _everywhere
     _check_version()
     report = Report()
     for name in families():
         _patch(importlib.import_module(f"transformers.models.{name}.modeling_{name}"), report)
-    _everywhere = True
+    calls.switch.everywhere = True
     return report
 
 
 @contextlib.contextmanager
 def accelerated(model: nn.Module | None = None) -> Iterator[Report]:
     """Accelerate a model, or all with None, inside of a with statement; put it back after."""
-    global _everywhere
     if model is None:
-        before = _everywhere
+        before = calls.switch.everywhere
         report = accelerate_transformers()
         try:
             yield report
         finally:
-            _everywhere = before
+            calls.switch.everywhere = before
         return
-    was = model in _hooks
+    was = [part for part in model.modules() if calls.MARK in part.__dict__]
     report = accelerate(model)
     try:
         yield report
     finally:
-        if not was:
-            decelerate(model)
+        decelerate(model)
+        for part in was:
+            part.__dict__[calls.MARK] = True

@@ -1,0 +1,146 @@
+"""What stands in place of transformers' functions and forwards while models are accelerated.
+
+The functions that the models call are attributes of their modeling modules, and what they are not
+told - that a model is accelerated, that its row is packed - is known to the forwards around them.
+Each stand-in keeps the original in `_replaces`, and is it for every model that is not accelerated.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from linattn._validation import reject
+
+MARK = "_linattn_accelerated"  # attribute of an accelerated module
+BOUNDS = ("cu_seqlens", "cu_seq_lens_q", "seq_idx")  # what says where packed sequences begin
+CACHES = ("cache", "past_key_values", "cache_params")  # names of a cache among arguments
+
+
+class _Switch:
+    everywhere = False  # all models are accelerated
+
+
+class _Inside(threading.local):
+    depth = 0  # how many layers of an accelerated model this thread is in
+    packed = False  # whether the model was told of packed sequences
+
+
+switch = _Switch()
+_inside = _Inside()
+
+
+def active() -> bool:
+    """Return whether a call now runs on this library."""
+    return switch.everywhere or _inside.depth > 0
+
+
+def original(found: object) -> Any:
+    """Return what a stand-in replaces; None: it is no stand-in."""
+    return getattr(found, "_replaces", None)
+
+
+def _accelerated(module: Any) -> bool:
+    return switch.everywhere or MARK in module.__dict__
+
+
+def _stands_for(replaced: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def finish(stand_in: Callable[..., Any]) -> Callable[..., Any]:
+        functools.update_wrapper(stand_in, replaced)
+        stand_in._replaces = replaced  # type: ignore[attr-defined]
+        return stand_in
+
+    return finish
+
+
+def function(replaced: Callable[..., Any], adapter: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the stand-in for a function of a modeling module."""
+
+    @_stands_for(replaced)
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        on_cpu = all(x.device.type == "cpu" for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
+        if not active() or not on_cpu:
+            return replaced(*args, **kwargs)
+        if _inside.packed and all(kwargs.get(name) is None for name in BOUNDS):
+            reject(
+                "cu_seq_lens_q", "packed sequences",
+                f"one sequence a row: this model does not tell {replaced.__name__} where packed "
+                "ones begin",
+            )  # fmt: skip
+        return adapter(*args, **kwargs)
+
+    return dispatch
+
+
+def layer_forward(replaced: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the stand-in for the forward of a layer that calls such functions."""
+
+    @_stands_for(replaced)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _accelerated(self):
+            return replaced(self, *args, **kwargs)
+        if _inside.packed and any(kwargs.get(name) is not None for name in CACHES):
+            expected = "use_cache=False: attention behind a cache does not keep packed ones apart"
+            reject("use_cache", "a cache with packed sequences", expected)
+        _inside.depth += 1
+        try:
+            return replaced(self, *args, **kwargs)
+        finally:
+            _inside.depth -= 1
+
+    return forward
+
+
+def whole_forward(replaced: Callable[..., Any], adapter: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the stand-in for a layer's forward that an adapter replaces as a whole."""
+
+    @_stands_for(replaced)
+    def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not _accelerated(self) or hidden_states.device.type != "cpu":
+            return replaced(self, hidden_states, *args, **kwargs)
+        return adapter(self, hidden_states, *args, **kwargs)
+
+    return forward
+
+
+def model_forward(replaced: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the stand-in for the forward of a whole model, which knows whether a row is packed."""
+    signature = inspect.signature(replaced)
+
+    @_stands_for(replaced)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _accelerated(self):
+            return replaced(self, *args, **kwargs)
+        given = signature.bind_partial(self, *args, **kwargs).arguments
+        given = {**given, **given.get("kwargs", {})}
+        packed = any(given.get(name) is not None for name in BOUNDS)
+        if not packed:
+            refuse_restarts(given.get("position_ids"), given.get("attention_mask"))
+        before, _inside.packed = _inside.packed, _inside.packed or packed
+        try:
+            return replaced(self, *args, **kwargs)
+        finally:
+            _inside.packed = before
+
+    return forward
+
+
+def refuse_restarts(position_ids: Any, attention_mask: Any) -> None:
+    """Raise where only position_ids [1, N] say that a row is packed: nothing here is told of it."""
+    if not isinstance(position_ids, Tensor) or position_ids.shape[-1] < 2:
+        return
+    if position_ids.dim() != 2 or position_ids.shape[0] != 1:
+        return
+    if isinstance(attention_mask, Tensor) and not bool(attention_mask.all()):
+        return  # padding on the left repeats a position
+    if bool((position_ids.diff() < 0).any()):
+        reject(
+            "position_ids", "a row of positions that start again",
+            "cu_seq_lens_q beside it (DataCollatorWithFlattening has return_flash_attn_kwargs), "
+            "or one sequence a row: no state is kept apart by positions",
+        )  # fmt: skip

@@ -1,0 +1,66 @@
+"""Short convolutions as transformers' models call them; states [B, C, taps], the newest last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linattn.convolution import causal_conv1d
+from linattn.integrations.arguments import bounds, refuse_others
+
+
+def _activated(o: Tensor, activation: str | None) -> Tensor:
+    """Apply an activation that the operator has not."""
+    if activation in (None, "silu", "swish"):
+        return o
+    from transformers.activations import ACT2FN
+
+    found: Tensor = ACT2FN[activation](o)
+    return found
+
+
+def causal_conv1d_fn(
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    seq_idx: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    **kwargs: Any,
+) -> Tensor:
+    """Convolve hidden_states [B, C, N] with weight [C, W]; returns [B, C, N]."""
+    refuse_others("causal_conv1d_fn", kwargs)
+    o = causal_conv1d(
+        hidden_states.transpose(1, 2).to(weight.dtype),
+        weight,
+        bias,
+        activation="silu" if activation in ("silu", "swish") else None,
+        cu_seqlens=bounds(cu_seq_lens_q, seq_idx, hidden_states.shape[2]),
+    )
+    return _activated(o, activation).to(hidden_states.dtype).transpose(1, 2)
+
+
+def causal_conv1d_update(
+    hidden_states: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    **kwargs: Any,
+) -> Tensor:
+    """Convolve the next tokens [B, C, N] behind conv_state [B, C, K], K >= W - 1, updated."""
+    refuse_others("causal_conv1d_update", kwargs)
+    taps, kept = weight.shape[1], conv_state.shape[2]
+    inputs = torch.cat([conv_state, hidden_states], dim=2).to(weight.dtype)  # [B, C, K + N]
+    conv_state.copy_(inputs[:, :, -kept:])
+    before = inputs[:, :, kept - (taps - 1) : kept].transpose(1, 2).contiguous()  # [B, W - 1, C]
+    o = causal_conv1d(
+        inputs[:, :, kept:].transpose(1, 2),
+        weight,
+        bias,
+        activation="silu" if activation in ("silu", "swish") else None,
+        initial_state=before,
+    )
+    return _activated(o, activation).to(hidden_states.dtype).transpose(1, 2)
