@@ -34,9 +34,7 @@ def forward(
     given = (x, dt, A, b, c, skip, z, dt_bias, initial_state)
     refuse_tangents("selective_scan", 'use backend="reference"', *given)
     operator = getattr(torch.ops.linattn, f"{backend}_selective_scan")
-    o, state = operator(
-        x, dt, A, b, c, skip, z, dt_bias, softplus, mask, initial_state, cu_seqlens
-    )
+    o, state = operator(x, dt, A, b, c, skip, z, dt_bias, softplus, mask, initial_state, cu_seqlens)
     return o, state
 
 

@@ -110,9 +110,7 @@ def selective_scan(
     for name, given in (("x", x), ("dt", dt), ("A", A), ("B", B), ("C", C)):
         check.require_tensor(name, given)
     if cu_seqlens is None and backend in ("auto", "cpu") and type(return_state) is bool:
-        decoded = decode(
-            x, dt, A, B, C, D, z, dt_bias, dt_softplus, mask, initial_state, out_state
-        )
+        decoded = decode(x, dt, A, B, C, D, z, dt_bias, dt_softplus, mask, initial_state, out_state)
         if decoded is not None:
             return decoded if return_state else decoded[0]
     _check(x, dt, A, B, C, D, z, dt_bias, mask, cu_seqlens)

@@ -19,6 +19,7 @@ from linattn._validation import reject
 
 MARK = "_linattn_accelerated"  # attribute of an accelerated module
 BOUNDS = ("cu_seqlens", "cu_seq_lens_q", "seq_idx")  # what says where packed sequences begin
+MIXING = ("glm5_next", "granitemoehybrid")  # families whose attention is not told of positions
 CACHES = ("cache", "past_key_values", "cache_params")  # names of a cache among arguments
 
 
@@ -58,20 +59,30 @@ def _stands_for(replaced: Callable[..., Any]) -> Callable[[Callable[..., Any]], 
     return finish
 
 
+def _check_bounds(name: str, told: dict[str, Any]) -> None:
+    """Raise where a model was told of packed sequences, and what it calls is not."""
+    if _inside.packed and all(told.get(bound) is None for bound in BOUNDS):
+        reject(
+            "cu_seq_lens_q", "packed sequences",
+            f"one sequence a row: this model does not tell {name} where packed ones begin",
+        )  # fmt: skip
+
+
+def _check_cache(told: dict[str, Any]) -> None:
+    if _inside.packed and any(told.get(name) is not None for name in CACHES):
+        expected = "use_cache=False: attention behind a cache does not keep packed ones apart"
+        reject("use_cache", "a cache with packed sequences", expected)
+
+
 def function(replaced: Callable[..., Any], adapter: Callable[..., Any]) -> Callable[..., Any]:
     """Return the stand-in for a function of a modeling module."""
 
     @_stands_for(replaced)
     def dispatch(*args: Any, **kwargs: Any) -> Any:
-        on_cpu = all(x.device.type == "cpu" for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
-        if not active() or not on_cpu:
+        tensors = (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
+        if not active() or any(x.device.type != "cpu" for x in tensors):
             return replaced(*args, **kwargs)
-        if _inside.packed and all(kwargs.get(name) is None for name in BOUNDS):
-            reject(
-                "cu_seq_lens_q", "packed sequences",
-                f"one sequence a row: this model does not tell {replaced.__name__} where packed "
-                "ones begin",
-            )  # fmt: skip
+        _check_bounds(replaced.__name__, kwargs)
         return adapter(*args, **kwargs)
 
     return dispatch
@@ -84,9 +95,7 @@ def layer_forward(replaced: Callable[..., Any]) -> Callable[..., Any]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not _accelerated(self):
             return replaced(self, *args, **kwargs)
-        if _inside.packed and any(kwargs.get(name) is not None for name in CACHES):
-            expected = "use_cache=False: attention behind a cache does not keep packed ones apart"
-            reject("use_cache", "a cache with packed sequences", expected)
+        _check_cache(kwargs)
         _inside.depth += 1
         try:
             return replaced(self, *args, **kwargs)
@@ -103,6 +112,8 @@ def whole_forward(replaced: Callable[..., Any], adapter: Callable[..., Any]) -> 
     def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         if not _accelerated(self) or hidden_states.device.type != "cpu":
             return replaced(self, hidden_states, *args, **kwargs)
+        _check_cache(kwargs)
+        _check_bounds(type(self).__name__, kwargs)
         return adapter(self, hidden_states, *args, **kwargs)
 
     return forward
@@ -114,33 +125,50 @@ def model_forward(replaced: Callable[..., Any]) -> Callable[..., Any]:
 
     @_stands_for(replaced)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _accelerated(self):
+        if not _accelerated(self) or _inside.packed:
             return replaced(self, *args, **kwargs)
         given = signature.bind_partial(self, *args, **kwargs).arguments
         given = {**given, **given.get("kwargs", {})}
-        packed = any(given.get(name) is not None for name in BOUNDS)
-        if not packed:
-            refuse_restarts(given.get("position_ids"), given.get("attention_mask"))
-        before, _inside.packed = _inside.packed, _inside.packed or packed
+        _inside.packed = check_packing(type(self).__module__, given)
         try:
             return replaced(self, *args, **kwargs)
         finally:
-            _inside.packed = before
+            _inside.packed = False
 
     return forward
 
 
-def refuse_restarts(position_ids: Any, attention_mask: Any) -> None:
-    """Raise where only position_ids [1, N] say that a row is packed: nothing here is told of it."""
-    if not isinstance(position_ids, Tensor) or position_ids.shape[-1] < 2:
-        return
-    if position_ids.dim() != 2 or position_ids.shape[0] != 1:
-        return
-    if isinstance(attention_mask, Tensor) and not bool(attention_mask.all()):
-        return  # padding on the left repeats a position
-    if bool((position_ids.diff() < 0).any()):
-        reject(
-            "position_ids", "a row of positions that start again",
-            "cu_seq_lens_q beside it (DataCollatorWithFlattening has return_flash_attn_kwargs), "
-            "or one sequence a row: no state is kept apart by positions",
-        )  # fmt: skip
+def check_packing(module: str, given: dict[str, Any]) -> bool:
+    """Return whether the arguments of a model say that a row is packed; raise where it fails.
+
+    The bounds keep states apart, and positions that start again attention: both are needed.
+    """
+    positions, mask = given.get("position_ids"), given.get("attention_mask")
+    if all(given.get(name) is None for name in BOUNDS):
+        if _restarts(positions, mask):
+            reject(
+                "position_ids", "a row of positions that start again",
+                "cu_seq_lens_q beside it (DataCollatorWithFlattening has return_flash_attn_kwargs), "
+                "or one sequence a row: no state is kept apart by positions",
+            )  # fmt: skip
+        return False
+    family = module.rsplit(".", 2)[-2]
+    if family in MIXING:
+        expected = f"one sequence a row: softmax attention of {family} mixes packed ones"
+        reject("cu_seq_lens_q", "packed sequences", expected)
+    if positions is None:
+        expected = "[1, N], from 0 on in every packed sequence, by which attention keeps them apart"
+        reject("position_ids", None, expected)
+    if mask is not None:
+        expected = "None: with a mask attention does not keep packed sequences apart"
+        reject("attention_mask", "a mask with packed sequences", expected)
+    return True
+
+
+def _restarts(positions: Any, mask: Any) -> bool:
+    """Return whether position_ids [1, N] start again, and not behind padding on the left."""
+    if not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[0] != 1:
+        return False
+    if isinstance(mask, Tensor) and not bool(mask.all()):
+        return False
+    return bool((positions.diff() < 0).any())

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from linattn.integrations.arguments import refuse_others
+from linattn.integrations.arguments import bounds, refuse_others
 from linattn.ops import linear_attention
 
 
@@ -18,6 +18,7 @@ def minimax_lightning_attention(
     attention_mask: Tensor | None = None,
     cache: Any = None,
     cu_seq_lens_q: Tensor | None = None,
+    seq_idx: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """Run S_t = exp(-slope) S_{t-1} + k_t v_t^T, o_t = S_t^T q_t, a slope a head.
@@ -29,14 +30,14 @@ def minimax_lightning_attention(
     B, N, _ = hidden_states.shape
     H, D = layer.num_attention_heads, layer.head_dim
     qkv = layer.act_fn(layer.qkv_proj(hidden_states))
-    if attention_mask is not None and attention_mask.shape[1] > 1 and B > 1:
-        qkv = qkv * attention_mask[..., None].to(qkv.dtype)
+    if attention_mask is not None:
+        qkv = (qkv * attention_mask[..., None]).to(qkv.dtype)
     q, k, v = qkv.view(B, N, H, 3 * D).split(D, dim=3)
     state = None if cache is None else cache.get_linear_cache(layer.layer_idx)
     o, after = linear_attention(
         q, k, v, -layer.slope_rate.flatten().float(), scale=1.0,
         initial_state=None if state is None else state.float(), return_state=True,
-        cu_seqlens=cu_seq_lens_q,
+        cu_seqlens=bounds(cu_seq_lens_q, seq_idx, N),
     )  # fmt: skip
     after = after.to(hidden_states.dtype)
     if cache is not None:

@@ -1,0 +1,160 @@
+"""Every family of transformers that calls what has an adapter: the same results, accelerated."""
+
+import copy
+
+import pytest
+import torch
+from budget import FACTOR, excess, noise, results
+from tiny_families import DENSE, FAMILIES, tiny
+
+import linattn
+from linattn.integrations import switch
+from linattn.integrations import transformers as adapters
+
+families = pytest.mark.parametrize("family", FAMILIES)
+# Their scan takes several tokens behind a filled cache for a single step, whoever runs it.
+MAMBA_1 = ("mamba", "falcon_mamba", "jamba", "zamba")
+# Why packed sequences are refused, by family: transformers tells their layers too little.
+REFUSED = {
+    **dict.fromkeys(MAMBA_1, "does not tell mamba_selective_scan"),
+    "mamba2": "does not tell causal_conv1d_fn", "inkling": "does not tell causal_conv1d_fn",
+    "granitemoehybrid": "softmax attention of granitemoehybrid mixes",
+    "glm5_next": "softmax attention of glm5_next mixes",
+}  # fmt: skip
+PAD = {"pad_token_id": 0, "eos_token_id": None, "do_sample": False}
+
+
+@pytest.fixture(autouse=True)
+def _put_back():
+    yield
+    linattn.decelerate()
+
+
+def tokens(*shape, seed=0):
+    return torch.randint(3, 96, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_every_family_of_the_installed_transformers_is_known():
+    assert set(switch.families()) == set(FAMILIES)
+
+
+@families
+def test_logits_loss_and_every_gradient_agree(family, monkeypatch):
+    """No further off than what the last bit of the weights makes of them, within a factor."""
+    model, x = tiny(family), tokens(2, 37)
+    calls = []
+    for name in (*switch.ADAPTED, *switch.WHOLE.values()):
+        adapter = getattr(adapters, name)
+
+        def counted(*args, adapter=adapter, name=name, **kwargs):
+            calls.append(name)
+            return adapter(*args, **kwargs)
+
+        monkeypatch.setattr(adapters, name, counted)
+    before, most = noise(model, x)
+    assert not calls
+    report = linattn.accelerate(model)
+    assert report.changed
+    ratio, worst = excess(results(model, x), before, most)
+    assert ratio <= FACTOR, (worst, ratio)
+    assert calls
+    calls.clear()
+    linattn.decelerate(model)
+    assert torch.equal(results(model, x)["logits"], before["logits"])
+    assert not calls
+
+
+@families
+def test_greedy_tokens_agree(family):
+    """32 of them, with a cache, one row padded on the left."""
+    model, x = tiny(family), tokens(2, 12)
+    mask = torch.ones_like(x)
+    mask[0, :4], x[0, :4] = 0, 0
+    options = {"attention_mask": mask, "max_new_tokens": 32, **PAD}
+    plain = model.generate(x, **options)
+    with linattn.accelerated(model):
+        assert torch.equal(model.generate(x, **options), plain)
+
+
+@families
+def test_beams_agree(family):
+    model, x = tiny(family), tokens(2, 9)
+    options = {"attention_mask": torch.ones_like(x), "max_new_tokens": 8, "num_beams": 3, **PAD}
+    plain = model.generate(x, **options)
+    with linattn.accelerated(model):
+        assert torch.equal(model.generate(x, **options), plain)
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f not in MAMBA_1])
+def test_many_tokens_behind_a_filled_cache_agree(family):
+    model, x = tiny(family), tokens(1, 30)
+
+    def both_parts():
+        first = model(x[:, :11], use_cache=True)
+        return model(x[:, 11:], cache=first.cache, use_cache=True).logits
+
+    plain, whole = both_parts(), model(x, use_cache=False).logits
+    with linattn.accelerated(model):
+        fast = both_parts()
+    # The plain form's own difference between two ways to the same logits is rounding too.
+    allowed = FACTOR * (plain - whole[:, 11:]).norm() + 1e-5 * plain.norm()
+    assert (fast - plain).norm() <= allowed
+
+
+@families
+def test_bfloat16_is_as_near_to_float32_as_the_plain_form(family):
+    """By the median token: a router of experts may choose otherwise for a few."""
+    model, x = tiny(family, **DENSE.get(family, {})), tokens(2, 37)
+    half = copy.deepcopy(model).bfloat16()
+    exact = copy.deepcopy(half).float()(x, use_cache=False).logits
+
+    def error():
+        off = (half(x, use_cache=False).logits.float() - exact).norm(dim=-1)
+        return (off / exact.norm(dim=-1)).median().item()
+
+    plain = error()
+    with linattn.accelerated(half):
+        assert error() <= 1.5 * plain + 2**-9
+
+
+def flattened(lengths):
+    bounds = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    return {
+        "position_ids": torch.cat([torch.arange(n) for n in lengths])[None],
+        "cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": max(lengths),
+        "max_length_k": max(lengths), "use_cache": False,
+        "seq_idx": torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))[None],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f not in REFUSED])
+def test_a_packed_training_batch_equals_the_separate_sequences(family):
+    """As DataCollatorWithFlattening makes it: logits, loss and all gradients."""
+    model, lengths = tiny(family), (8, 1, 12)
+    x = tokens(1, sum(lengths))
+    linattn.accelerate(model)
+    labels = x.clone()
+    labels[0, [0, 8, 9]] = -100  # the first of a sequence follows nothing
+    out = model(x, labels=labels, **flattened(lengths))
+    out.loss.backward()
+    packed = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    logits, losses = [], 0.0
+    for part in x.split(lengths, dim=1):
+        alone = model(part, use_cache=False).logits
+        logits.append(alone)
+        losses += torch.nn.functional.cross_entropy(alone[0, :-1], part[0, 1:], reduction="sum")
+    (losses / (sum(lengths) - len(lengths))).backward()
+    separate = torch.cat(logits, dim=1)
+    assert (out.logits - separate).norm() <= 1e-4 * separate.norm()
+    for name, p in model.named_parameters():
+        if p.grad is not None and "router" not in name:
+            assert (packed[name] - p.grad).norm() <= 1e-3 * p.grad.norm() + 1e-6, name
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_packed_sequences_are_refused_where_a_layer_is_not_told(family):
+    model = tiny(family)
+    linattn.accelerate(model)
+    with pytest.raises(ValueError, match=f"cu_seq_lens_q: got packed.*{REFUSED[family]}"):
+        model(tokens(1, 20), **flattened((8, 12)))
