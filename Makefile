@@ -37,7 +37,7 @@ test-isas: install
 # The CPU kernels under the address and undefined-behaviour sanitizers, and under the thread
 # sanitizer in a program of their own. Leaks are not looked for: Python itself has some.
 SANITIZED := tests/cpu tests/test_segments.py tests/test_states.py tests/test_against_reference.py \
-  tests/test_convolution.py
+  tests/test_convolution.py tests/test_selective_scan.py
 sanitize: install
 	PATH=$(CURDIR)/$(BIN):$$PATH; set -e; \
 	for kind in address,undefined thread; do \

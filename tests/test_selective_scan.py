@@ -170,7 +170,7 @@ def test_out_state(backend, N):
 @fast
 @pytest.mark.parametrize("N", [3, 40])
 def test_strides(backend, N):
-    """[B, E, N] as transformers' Mamba has it, sliced and expanded tensors; the kernels to the bit."""
+    """[B, E, N] as Mamba has it, sliced and expanded tensors; the kernels to the bit."""
     tensors, options = make(dtype=torch.float32, N=N, E=70)
     expected = run(tensors, options, backend)
     for name, x in tensors.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal, overload
 
-import torch
 from torch import Tensor
 
 from linattn import _scan_contracts
@@ -61,11 +60,11 @@ def selective_scan(
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Run a linear recurrence of n states in every channel, whose parameters follow the input.
 
-        h_t[d] = exp(dt_t[d] A[d]) * h_{t-1}[d] + dt_t[d] x_t[d] B_t              h_t[d] of n numbers
-        o_t[d] = (C_t . h_t[d] + D[d] x_t[d]) * z_t[d] sigmoid(z_t[d])            z: where it is given
+        h_t[d] = exp(dt_t[d] A[d]) * h_{t-1}[d] + dt_t[d] x_t[d] B_t      h_t[d]: n numbers
+        o_t[d] = (C_t . h_t[d] + D[d] x_t[d]) * z_t[d] sigmoid(z_t[d])    z: where it is given
 
-    with softplus(dt_t[d] + dt_bias[d]) for dt_t[d] where `dt_softplus`. Where all channels of a head
-    decay alike (Mamba-2) `linear_attention` computes the same by matrix products, and faster.
+    with softplus(dt_t[d] + dt_bias[d]) for dt_t[d] where `dt_softplus`. Where all channels of a
+    head decay alike (Mamba-2) `linear_attention` has the same in matrix products, and faster.
 
     Args:
         x: [Bt, N, E], E channels of Bt rows; float64, float32, bfloat16 or float16. A transposed
@@ -107,8 +106,8 @@ def selective_scan(
         >>> selective_scan(x, dt, A, torch.randn(2, 100, 16), torch.randn(2, 100, 16)).shape
         torch.Size([2, 100, 64])
     """
-    for name, given in (("x", x), ("dt", dt), ("A", A), ("B", B), ("C", C)):
-        check.require_tensor(name, given)
+    for name, tensor in (("x", x), ("dt", dt), ("A", A), ("B", B), ("C", C)):
+        check.require_tensor(name, tensor)
     if cu_seqlens is None and backend in ("auto", "cpu") and type(return_state) is bool:
         decoded = decode(x, dt, A, B, C, D, z, dt_bias, dt_softplus, mask, initial_state, out_state)
         if decoded is not None:
@@ -155,7 +154,8 @@ def _check(
     shapes: list[tuple[str, Tensor | None, str, list[int]]] = [
         ("dt", dt, "[Bt, N, E]", [rows, N, E]), ("A", A, "[E, n]", [E, n]),
         ("B", B, "[Bt, N, n]", [rows, N, n]), ("C", C, "[Bt, N, n]", [rows, N, n]),
-        ("D", D, "[E]", [E]), ("z", z, "[Bt, N, E]", [rows, N, E]), ("dt_bias", dt_bias, "[E]", [E]),
+        ("D", D, "[E]", [E]), ("z", z, "[Bt, N, E]", [rows, N, E]),
+        ("dt_bias", dt_bias, "[E]", [E]),
     ]  # fmt: skip
     for name, given, letters, shape in shapes:
         if given is None:

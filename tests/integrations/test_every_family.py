@@ -16,8 +16,7 @@ families = pytest.mark.parametrize("family", FAMILIES)
 MAMBA_1 = ("mamba", "falcon_mamba", "jamba", "zamba")
 # Why packed sequences are refused, by family: transformers tells their layers too little.
 REFUSED = {
-    **dict.fromkeys(MAMBA_1, "does not tell mamba_selective_scan"),
-    "mamba2": "does not tell causal_conv1d_fn", "inkling": "does not tell causal_conv1d_fn",
+    **dict.fromkeys((*MAMBA_1, "mamba2", "inkling"), "does not tell (causal|mamba)"),
     "granitemoehybrid": "softmax attention of granitemoehybrid mixes",
     "glm5_next": "softmax attention of glm5_next mixes",
 }  # fmt: skip
@@ -103,9 +102,13 @@ def test_many_tokens_behind_a_filled_cache_agree(family):
 
 @families
 def test_bfloat16_is_as_near_to_float32_as_the_plain_form(family):
-    """By the median token: a router of experts may choose otherwise for a few."""
-    model, x = tiny(family, **DENSE.get(family, {})), tokens(2, 37)
-    half = copy.deepcopy(model).bfloat16()
+    """By the median token of 8 rows: a router of experts may choose otherwise in some."""
+    model, x = tiny(family, **DENSE.get(family, {})), tokens(8, 37)
+    half = copy.deepcopy(model)
+    wide = model._keep_in_fp32_modules_strict or ()
+    for name, tensor in (*half.named_parameters(), *half.named_buffers()):
+        if tensor.is_floating_point() and not any(keep in name for keep in (*wide, "inv_freq")):
+            tensor.data = tensor.data.bfloat16()
     exact = copy.deepcopy(half).float()(x, use_cache=False).logits
 
     def error():

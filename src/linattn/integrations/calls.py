@@ -148,7 +148,7 @@ def check_packing(module: str, given: dict[str, Any]) -> bool:
         if _restarts(positions, mask):
             reject(
                 "position_ids", "a row of positions that start again",
-                "cu_seq_lens_q beside it (DataCollatorWithFlattening has return_flash_attn_kwargs), "
+                "cu_seq_lens_q beside it (return_flash_attn_kwargs of DataCollatorWithFlattening), "
                 "or one sequence a row: no state is kept apart by positions",
             )  # fmt: skip
         return False

@@ -58,11 +58,11 @@ class Report:
         return "\n".join([*lines, *(f"{name} left: {why}" for name, why in self.left.items())])
 
 
-def _put(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Put a stand-in in place of an attribute, once."""
+def _put(owner: Any, name: str, make: Callable[..., Any], *adapter: Any) -> None:
+    """Put the stand-in that `make` gives for an attribute in its place, once."""
     found = getattr(owner, name)
     if calls.original(found) is None:
-        setattr(owner, name, make(found))
+        setattr(owner, name, make(found, *adapter))
 
 
 def _patch(module: ModuleType, report: Report) -> None:
@@ -70,14 +70,12 @@ def _patch(module: ModuleType, report: Report) -> None:
     short = module.__name__.rsplit(".", 1)[-1].removeprefix("modeling_")
     for name in ADAPTED:
         if hasattr(module, name):
-            adapter = getattr(adapters, name)
-            _put(module, name, lambda f, adapter=adapter: calls.function(f, adapter))
+            _put(module, name, calls.function, getattr(adapters, name))
             report.changed.setdefault(short, []).append(name)
     for name, adapter_name in WHOLE.items():
         if hasattr(module, name):
             adapter = getattr(adapters, adapter_name)
-            kind = getattr(module, name)
-            _put(kind, "forward", lambda f, adapter=adapter: calls.whole_forward(f, adapter))
+            _put(getattr(module, name), "forward", calls.whole_forward, adapter)
             report.changed.setdefault(short, []).append(name)
     for name, why in LEFT.items():
         if hasattr(module, name):

@@ -50,8 +50,8 @@ def forward(
             h = x.new_zeros(x.shape[0], *A.shape)
             if initial_state is not None:
                 h = initial_state if cu_seqlens is None else initial_state[i : i + 1]
-            some = (y[:, start:stop] for y in (x, dt))
-            y, h = token_loop(*some, A, b[:, start:stop], c[:, start:stop], h)
+            some = slice(start, stop)
+            y, h = token_loop(x[:, some], dt[:, some], A, b[:, some], c[:, some], h)
             outputs.append(y)
             states.append(h)
         o = torch.cat(outputs, dim=1)
