@@ -2,8 +2,9 @@
 
     python benchmarks/accelerate_layers.py --output runs/accelerate
 
-One linear layer each of the size of Qwen3-Next (16 key and 32 value heads of 128), Mamba-2 1.3B and
-Kimi-Linear. Both ways run in turns in one process, the best of a few counts. Writes layers.csv.
+One linear layer each of the size of Qwen3-Next (16 key and 32 value heads of 128), Mamba-2 1.3B,
+Kimi-Linear and Mamba 1.4B. Both ways run in turns in one process, the best of a few counts. Writes
+layers.csv.
 """
 
 import copy
@@ -15,8 +16,15 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from transformers import DynamicCache, KimiLinearConfig, Mamba2Config, Qwen3NextConfig
+from transformers import (
+    DynamicCache,
+    KimiLinearConfig,
+    Mamba2Config,
+    MambaConfig,
+    Qwen3NextConfig,
+)
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
+from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 from transformers.utils import logging
@@ -33,6 +41,7 @@ LAYERS: dict[str, tuple[type, Any]] = {
         Mamba2Config(num_hidden_layers=1, hidden_size=2048, num_heads=64, n_groups=1),
     ),
     "Kimi-Linear": (KimiLinearDeltaAttention, KimiLinearConfig(**TWO)),
+    "Mamba 1.4B": (MambaMixer, MambaConfig(num_hidden_layers=1, hidden_size=2048)),
 }
 REPEATS = {"prefill": 3, "decode": 30, "training": 2}
 

@@ -1,7 +1,17 @@
-"""The command line: `linattn info | check | bench | plot | train | generate | eval | demo`."""
+"""The command line: `linattn info | check | bench | plot | train | generate | eval | demo | ...`."""
 
 from linattn.cli.app import app, main  # first: it says what is missing
 
-from linattn.cli import bench, demo, evaluate, language, machine, scores  # isort: skip
+from linattn.cli import accelerate, bench, demo, evaluate, language, machine, scores  # isort: skip
 
-__all__ = ["app", "bench", "demo", "evaluate", "language", "machine", "main", "scores"]
+__all__ = [
+    "accelerate",
+    "app",
+    "bench",
+    "demo",
+    "evaluate",
+    "language",
+    "machine",
+    "main",
+    "scores",
+]
