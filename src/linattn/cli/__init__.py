@@ -1,4 +1,4 @@
-"""The command line: `linattn info | check | bench | plot | train | generate | eval | demo | ...`."""
+"""The command line: `linattn info | check | bench | train | generate | eval | demo` and more."""
 
 from linattn.cli.app import app, main  # first: it says what is missing
 
