@@ -31,7 +31,8 @@ Work = Callable[[Any], object]  # takes the functions: of a modeling file, or th
 
 def convolution(channels: int, N: int, dtype: torch.dtype) -> Work:
     """Return the short convolution with SiLU, several tokens or one."""
-    x, weight = torch.randn(1, channels, N).to(dtype), torch.randn(channels, 4).to(dtype)
+    x = torch.randn(1, N, channels).to(dtype).transpose(1, 2)  # as a projection gives it
+    weight = torch.randn(channels, 4).to(dtype)
     state = torch.randn(1, channels, 4).to(dtype)
     if N > 1:
         return lambda f: f.causal_conv1d_fn(x, weight, None, activation="silu")
@@ -72,9 +73,10 @@ def scan2(N: int, dtype: torch.dtype) -> Work:
 
 def scan1(N: int, dtype: torch.dtype) -> Work:
     """Return Mamba-1's scan: 4096 channels, 16 states."""
-    x, dt, z = (torch.randn(1, 4096, N).to(dtype) for _ in range(3))
+    x, z = (torch.randn(1, N, 4096).to(dtype).transpose(1, 2) for _ in range(2))
+    dt = torch.randn(1, 4096, N).to(dtype)
     A = -torch.arange(1, 17).float().expand(4096, 16).contiguous()
-    B, C = (torch.randn(1, 16, N).to(dtype) for _ in range(2))
+    B, C = (torch.randn(1, N, 16).to(dtype).transpose(1, 2) for _ in range(2))
     D, bias = torch.ones(4096), torch.randn(4096) - 3
     if N > 1:
         return lambda f: f.mamba_selective_scan(

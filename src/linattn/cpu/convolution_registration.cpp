@@ -69,6 +69,16 @@ void convolution_forward(
   forward(p);
 }
 
+// [B, W - 1, C] with no number in two places: contiguous, or a part of a contiguous [B, C, taps].
+bool is_state(const Tensor& x) {
+  return x.is_contiguous() || (x.stride(1) == 1 && x.stride(2) >= x.size(1) &&
+                               x.stride(0) >= x.size(2) * x.stride(2));
+}
+bool is_same(const Tensor& x, const Tensor& y) {
+  return x.data_ptr() == y.data_ptr() && x.stride(1) == y.stride(1) && x.stride(2) == y.stride(2) &&
+         (x.size(0) == 1 || x.stride(0) == y.stride(0));
+}
+
 // A few tokens without gradients: o, and the state after them in `state`, which may be the initial
 // one. None where the call is not one for it or is wrong: Python has the words (convolution.py).
 Optional convolution_step(
@@ -91,12 +101,11 @@ Optional convolution_step(
   if (mask.has_value() && mask->scalar_type() != ScalarType::Bool) return Optional();
   for (const Optional& y : {Optional(state), initial_state}) {
     if (!is_shape(y, {B, taps - 1, C})) return Optional();
-    if (y.has_value() && (y->scalar_type() != dtype || !y->is_contiguous())) return Optional();
+    if (y.has_value() && (y->scalar_type() != dtype || !is_state(*y))) return Optional();
   }
   for (const Optional& y : {Optional(x), Optional(weight), bias, mask})
     if (!is_apart(state, y)) return Optional();
-  if (!is_apart(state, initial_state) && state.data_ptr() != initial_state->data_ptr())
-    return Optional();
+  if (!is_apart(state, initial_state) && !is_same(state, *initial_state)) return Optional();
   Tensor o = torch::stable::new_empty(x, {B, N, C});
   Convolution p = convolution_of(x, weight, bias, silu, mask, initial_state, Optional());
   p.o = rows_of(o);

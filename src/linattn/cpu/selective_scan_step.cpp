@@ -18,10 +18,10 @@ template <class T>
 struct Step {
   static constexpr int L = kLanes<T>, W = kScanTile<T>;
 
-  T *x, *dt, *z, *skip, *y, *b, *c;  // [W]; [n]
+  T *x, *dt, *z, *skip, *y, *rates, *b, *c;  // [W]; [n]
 
   Step(Workspace& w, const SelectiveScan& p) {
-    for (T** a : {&x, &dt, &z, &skip, &y}) *a = w.take<T>(W);
+    for (T** a : {&x, &dt, &z, &skip, &y, &rates}) *a = w.take<T>(W);
     for (T** a : {&b, &c}) *a = w.take<T>(p.n);
   }
 
@@ -60,17 +60,24 @@ struct Step {
     load_row(b, address(p.b, row, t, 0), p.b.dtype, p.b.channel, p.n, T(1));
     load_row(c, address(p.c, row, t, 0), p.c.dtype, p.c.channel, p.n, T(1));
     const T* A = reinterpret_cast<const T*>(p.A.data) + first * p.A.token;
+    const bool alike = p.A.channel == 0;  // all states of a channel decay alike: one exp for them
+    View by_channel = p.A;
+    by_channel.channel = p.A.token;
+    by_channel.token = 0;
+    if (alike) read_row(rates, by_channel, 0, 0, first, width);
     for (int i = 0; i < width; i += L) {
       Vec<T> d = load(dt + i) + load(y + i), sums[L];
       if (p.softplus) d = softplus(d);
       const Vec<T> in = load(x + i), u = d * in, exponent = d * T(1.4426950408889634);
+      const Vec<T> decay = alike ? exp2_of(exponent * load(rates + i)) : exponent;
       for (int j = 0; j < L; ++j) {
         sums[j] = Vec<T>{};
         if (i + j >= width) continue;
-        const Vec<T> rate = broadcast(exponent[j]), enters = broadcast(u[j]);
+        const Vec<T> rate = broadcast(alike ? decay[j] : exponent[j]), enters = broadcast(u[j]);
         T* h = states + (i + j) * p.n;
         for (int k = 0; k < p.n; k += L) {
-          const Vec<T> a = exp2_of(rate * linattn::LINATTN_ISA::read(A + (i + j) * p.A.token + k));
+          const T* own = A + (i + j) * p.A.token + k;
+          const Vec<T> a = alike ? rate : exp2_of(rate * linattn::LINATTN_ISA::read(own));
           const Vec<T> now = a * linattn::LINATTN_ISA::read(h + k) + enters * load(b + k);
           write(h + k, now);
           sums[j] += now * load(c + k);
@@ -85,10 +92,11 @@ struct Step {
 
 }  // namespace
 
-// For n in whole vectors, and A in the dtype of the sums with its states in a row.
+// For n in whole vectors, and A in the dtype of the sums with its states in a row, or one for all.
 template <class T>
 bool selective_scan_step(const SelectiveScan& p, int64_t begin, int64_t end) {
-  if (p.n % kLanes<T> != 0 || p.A.dtype != kDtype<T> || p.A.channel != 1)
+  if (p.n % kLanes<T> != 0 || p.A.dtype != kDtype<T> ||
+      (p.A.channel != 1 && p.A.channel != 0))
     return selective_scan_forward<T>(p, begin, end);
   Workspace counter, space;
   Step<T> sizes(counter, p);

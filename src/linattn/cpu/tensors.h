@@ -93,19 +93,24 @@ inline bool is_shape(const Optional& x, std::initializer_list<int64_t> shape) {
   return true;
 }
 
-// Whether the state, which is contiguous, shares no memory with x.
+// The bytes from the first number of a tensor to past its last; 0: it has none.
+inline size_t extent(const Tensor& x) {
+  const auto sizes = x.sizes(), strides = x.strides();
+  int64_t last = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 0) return 0;
+    last += (sizes[i] - 1) * strides[i];
+  }
+  return size_t(last + 1) * x.element_size();
+}
+
+// Whether the state surely shares no memory with x: no byte lies between the ends of both.
 inline bool is_apart(const Tensor& state, const Optional& x) {
   if (!x.has_value()) return true;
   const char *a = static_cast<const char*>(state.data_ptr()),
              *b = static_cast<const char*>(x->data_ptr());
-  const auto sizes = x->sizes(), strides = x->strides();
-  int64_t last = 0;  // element of x
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] == 0) return true;
-    last += (sizes[i] - 1) * strides[i];
-  }
-  return a + size_t(state.numel()) * state.element_size() <= b ||
-         b + size_t(last + 1) * x->element_size() <= a;
+  const size_t size = extent(*x);
+  return size == 0 || a + extent(state) <= b || b + size <= a;
 }
 
 }  // namespace linattn

@@ -42,3 +42,8 @@ def bounds(
     inner = (seq_idx[0].diff() != 0).nonzero()[:, 0] + 1
     ends = torch.tensor([0, tokens], device=inner.device)
     return torch.cat([ends[:1], inner, ends[1:]])
+
+
+def is_recorded(*tensors: Tensor | None) -> bool:
+    """Return whether autograd would record a call on these tensors."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)

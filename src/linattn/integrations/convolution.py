@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from linattn.convolution import causal_conv1d
-from linattn.integrations.arguments import bounds, refuse_others
+from linattn.integrations.arguments import bounds, is_recorded, refuse_others
 
 
 def _activated(o: Tensor, activation: str | None) -> Tensor:
@@ -52,15 +52,22 @@ def causal_conv1d_update(
 ) -> Tensor:
     """Convolve the next tokens [B, C, N] behind conv_state [B, C, K], K >= W - 1, updated."""
     refuse_others("causal_conv1d_update", kwargs)
-    taps, kept = weight.shape[1], conv_state.shape[2]
+    taps, kept, N = weight.shape[1], conv_state.shape[2], hidden_states.shape[2]
+    silu = "silu" if activation in ("silu", "swish") else None
+    x = hidden_states.to(weight.dtype).transpose(1, 2)
+    if (
+        kept >= taps
+        and taps > N
+        and conv_state.dtype == weight.dtype
+        and not is_recorded(hidden_states, weight, bias)
+    ):  # the convolution's own state is the last taps - 1 of them, updated where they stand
+        older = kept - (taps - 1)
+        conv_state[:, :, :older] = conv_state[:, :, N : N + older].clone()
+        own = conv_state[:, :, older:].transpose(1, 2)
+        o = causal_conv1d(x, weight, bias, activation=silu, initial_state=own, out_state=own)
+        return _activated(o, activation).to(hidden_states.dtype).transpose(1, 2)
     inputs = torch.cat([conv_state, hidden_states], dim=2).to(weight.dtype)  # [B, C, K + N]
     conv_state.copy_(inputs[:, :, -kept:])
     before = inputs[:, :, kept - (taps - 1) : kept].transpose(1, 2).contiguous()  # [B, W - 1, C]
-    o = causal_conv1d(
-        inputs[:, :, kept:].transpose(1, 2),
-        weight,
-        bias,
-        activation="silu" if activation in ("silu", "swish") else None,
-        initial_state=before,
-    )
+    o = causal_conv1d(x, weight, bias, activation=silu, initial_state=before)
     return _activated(o, activation).to(hidden_states.dtype).transpose(1, 2)

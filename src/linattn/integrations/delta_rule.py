@@ -7,13 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linattn.integrations.arguments import bounds, refuse_others
+from linattn.integrations.arguments import bounds, is_recorded, refuse_others
 from linattn.ops import linear_attention
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Return x over its norm, as the kernels that these models were trained with have it."""
-    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+    """Return x over its norm in float32, as the kernels that these models were trained with."""
+    wide = x.float()
+    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)  # one pass, no x * x in memory
+    factor = torch.rsqrt(norm.square() + 1e-6)
+    if wide is x or is_recorded(x):
+        return wide * factor
+    return wide.mul_(factor)  # a copy already
 
 
 def torch_chunk_gated_delta_rule(
@@ -36,9 +41,8 @@ def torch_chunk_gated_delta_rule(
     query, key [B, N, Hk, Dk], value [B, N, Hv, Dv], Hk a divisor of Hv; states [B, Hv, Dk, Dv].
     """
     refuse_others("chunk_gated_delta_rule", kwargs)
-    q, k, v, decay, b = (x.float() for x in (query, key, value, g, beta))
-    if use_qk_l2norm_in_kernel:
-        q, k = _unit(q), _unit(k)
+    q, k = (_unit(x) if use_qk_l2norm_in_kernel else x.float() for x in (query, key))
+    v, decay, b = (x.float() for x in (value, g, beta))
     o, state = linear_attention(
         q,
         k,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linattn.integrations.arguments import bounds, refuse_others
+from linattn.integrations.arguments import bounds, is_recorded, refuse_others
 from linattn.selective_scan import selective_scan
 
 
@@ -81,7 +81,7 @@ def mamba_selective_state_update(
     hidden_states x, dt, z [Bt, E], A [E, n], B and C [Bt, n].
     """
     refuse_others("selective_state_update", kwargs)
-    in_place = state.dtype == torch.float32 and not torch.is_grad_enabled()
+    in_place = state.dtype == torch.float32 and not is_recorded(hidden_states, dt, A, B, C, D, z)
     o, after = _scan(
         hidden_states[:, None], dt[:, None], A, B[:, None], C[:, None], D,
         None if z is None else z[:, None], dt_bias, dt_softplus, state,

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from linattn.integrations.arguments import bounds, refuse_others
+from linattn.integrations.arguments import bounds, is_recorded, refuse_others
 from linattn.ops import linear_attention
+from linattn.selective_scan import selective_scan
 
 
 def _step_size(dt: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
@@ -81,6 +82,9 @@ def mamba2_selective_state_update(
     as these models have them; B and C [Bt, G, n].
     """
     refuse_others("selective_state_update", kwargs)
+    plain = state.dtype == torch.float32 and state.is_contiguous() and B.shape[1] == 1
+    if plain and not is_recorded(hidden_states, dt, A, B, C, D, dt_bias, z):
+        return _one_group(state, hidden_states, dt, A, B, C, D, dt_bias, dt_softplus, z)
     bias = None if dt_bias is None else dt_bias[:, 0]
     step = _step_size(dt[..., 0], bias, dt_softplus).float()  # [Bt, H]
     x = hidden_states.float()
@@ -100,3 +104,27 @@ def mamba2_selective_state_update(
     if z is not None:
         out = out * nn.functional.silu(z)
     return out.to(hidden_states.dtype)
+
+
+def _one_group(
+    state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None,
+    dt_bias: Tensor | None, softplus: bool, z: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Take the step where all heads share B and C: a selective scan of H P channels, in place."""
+    rows, (H, P, n) = x.shape[0], A.shape
+
+    def channels(y: Tensor | None) -> Tensor | None:
+        return None if y is None else y.reshape(*y.shape[:-2], H * P)
+
+    own = state.view(rows, H * P, n)
+    flat = [channels(y) for y in (x, dt, z)]
+    flat = [None if y is None else y.float()[:, None] for y in flat]
+    rates = A[..., 0].reshape(H * P, 1).float().expand(H * P, n)  # one for all states of a channel
+    bias = channels(dt_bias)
+    skip = channels(D)
+    o = selective_scan(
+        flat[0], flat[1], rates, B.float(), C.float(), None if skip is None else skip.float(),
+        z=flat[2], dt_bias=None if bias is None else bias.float(), dt_softplus=softplus,
+        initial_state=own, out_state=own,
+    )  # fmt: skip
+    return o.view(rows, H, P).to(x.dtype)
