@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ def causal_conv1d_update(
     """Convolve the next tokens [B, C, N] behind conv_state [B, C, K], K >= W - 1, updated."""
     refuse_others("causal_conv1d_update", kwargs)
     taps, kept, N = weight.shape[1], conv_state.shape[2], hidden_states.shape[2]
-    silu = "silu" if activation in ("silu", "swish") else None
+    silu: Literal["silu"] | None = "silu" if activation in ("silu", "swish") else None
     x = hidden_states.to(weight.dtype).transpose(1, 2)
     if (
         kept >= taps

@@ -113,18 +113,16 @@ def _one_group(
     """Take the step where all heads share B and C: a selective scan of H P channels, in place."""
     rows, (H, P, n) = x.shape[0], A.shape
 
-    def channels(y: Tensor | None) -> Tensor | None:
-        return None if y is None else y.reshape(*y.shape[:-2], H * P)
+    def channels(y: Tensor) -> Tensor:
+        return y.reshape(*y.shape[:-2], H * P).float()
 
     own = state.view(rows, H * P, n)
-    flat = [channels(y) for y in (x, dt, z)]
-    flat = [None if y is None else y.float()[:, None] for y in flat]
     rates = A[..., 0].reshape(H * P, 1).float().expand(H * P, n)  # one for all states of a channel
-    bias = channels(dt_bias)
-    skip = channels(D)
     o = selective_scan(
-        flat[0], flat[1], rates, B.float(), C.float(), None if skip is None else skip.float(),
-        z=flat[2], dt_bias=None if bias is None else bias.float(), dt_softplus=softplus,
+        channels(x)[:, None], channels(dt)[:, None], rates, B.float(), C.float(),
+        None if D is None else channels(D),
+        z=None if z is None else channels(z)[:, None],
+        dt_bias=None if dt_bias is None else channels(dt_bias), dt_softplus=softplus,
         initial_state=own, out_state=own,
     )  # fmt: skip
     return o.view(rows, H, P).to(x.dtype)
