@@ -198,3 +198,28 @@ def test_a_signature_stays_what_it_was():
     before = inspect.signature(type(model).forward)
     linattn.accelerate(model)
     assert inspect.signature(type(model).forward) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["mamba", "mamba2", "qwen3_next", "minimax"])
+def test_under_torch_compile(family):
+    """No graph break more than before, and a compiled model notices the switch."""
+    model, x = tiny(family), tokens(2, 20)
+    torch._dynamo.reset()
+
+    def breaks():
+        return torch._dynamo.explain(model)(x, use_cache=False).graph_break_count
+
+    before, plain = breaks(), model(x, use_cache=False).logits
+    compiled = torch.compile(model, backend="aot_eager")
+    first = compiled(x, use_cache=False).logits
+    torch.testing.assert_close(first, plain)
+    linattn.accelerate(model)
+    fast = model(x, use_cache=False).logits
+    assert not torch.equal(fast, plain)
+    assert torch.equal(compiled(x, use_cache=False).logits, fast)
+    linattn.decelerate(model)
+    assert torch.equal(compiled(x, use_cache=False).logits, first)
+    linattn.accelerate(model)
+    torch._dynamo.reset()
+    assert breaks() <= before
