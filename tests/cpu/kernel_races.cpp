@@ -9,6 +9,7 @@
 #include "convolution.h"
 #include "isas.h"
 #include "problem.h"
+#include "selective_scan.h"
 #include "sequence_split.h"
 
 namespace linattn {
@@ -198,8 +199,74 @@ bool check_convolution(const Kernels& kernels) {
   return ok;
 }
 
+// A part of the tasks to each thread; what tasks add to has a row of its own for each of four parts.
+bool check_scan(const Kernels& kernels) {
+  constexpr int64_t kE = 150, kStates = 16;
+  Tensor x(kB, kN, 1, kE, 1, -1, 1), dt(kB, kN, 1, kE, 2, 0, 1), z(kB, kN, 1, kE, 3, -1, 1);
+  Tensor b(kB, kN, 1, kStates, 4, -1, 1), c(kB, kN, 1, kStates, 5, -1, 1), grad(x);
+  Tensor A(1, kE, 1, kStates, 6, -2, 0), initial(kB, kE, 1, kStates, 7, -1, 1);
+  grad.view.data = reinterpret_cast<char*>(grad.x.data());
+  std::vector<Tensor> found[2];
+  for (const int threads : {1, 4}) {
+    Tensor o(x), dx(x), ddt(x), dz(x), state(initial), before(initial), stepped(initial);
+    Tensor parameters(4, kStates + 2, 1, kE, 0, 0, 0), db(4, kB * kN, 1, kStates, 0, 0, 0), dc(db);
+    for (Tensor* y : {&o, &dx, &ddt, &dz, &state, &before, &stepped, &dc})
+      y->view.data = reinterpret_cast<char*>(y->x.data());
+    SelectiveScan p;
+    p.B = p.sequences = kB;
+    p.N = p.longest = kN;
+    p.D = kE;
+    p.n = kStates;
+    p.x = x.view;
+    p.dt = dt.view;
+    p.z = z.view;
+    p.b = b.view;
+    p.c = c.view;
+    p.A = A.view;
+    p.initial_state = initial.x.data();
+    p.o = o.view;
+    p.state = state.x.data();
+    const int64_t tile = kernels.selective_scan_tile[0], tasks = kB * ((kE + tile - 1) / tile);
+    const auto on_threads = [&](const auto& work) {
+      std::vector<std::thread> pool;
+      for (int t = 0; t < threads; ++t)
+        pool.emplace_back([&, t] { for (int i = 4 * t / threads; i < 4 * (t + 1) / threads; ++i) work(i); });
+      for (std::thread& t : pool) t.join();
+    };
+    on_threads([&](int i) {
+      kernels.selective_scan_forward[0](p, tasks * i / 4, tasks * (i + 1) / 4);
+      SelectiveScan few = p;
+      few.N = few.longest = 3;
+      few.o = dx.view;  // written again by backward
+      few.initial_state = few.state = stepped.x.data();
+      kernels.selective_scan_step[0](few, tasks * i / 4, tasks * (i + 1) / 4);
+    });
+    p.grad_o = grad.view;
+    p.dx = dx.view;
+    p.ddt = ddt.view;
+    p.dz = dz.view;
+    p.grad_state = initial.x.data();
+    p.dinitial_state = before.x.data();
+    on_threads([&](int i) {
+      SelectiveScan part = p;
+      part.dparameters = parameters.x.data() + i * (kStates + 2) * kE;
+      part.db = db.x.data() + i * kB * kN * kStates;
+      part.dc = dc.x.data() + i * kB * kN * kStates;
+      kernels.selective_scan_backward[0](part, tasks * i / 4, tasks * (i + 1) / 4);
+    });
+    for (Tensor* y : {&o, &state, &stepped, &dx, &ddt, &dz, &before, &parameters, &db, &dc})
+      found[threads == 4].push_back(*y);
+  }
+  const char* names[] = {"scan o", "its state", "its step", "dx", "ddt", "dz", "dinitial_state",
+                         "dparameters", "db", "dc"};
+  bool ok = true;
+  for (size_t i = 0; i < found[0].size(); ++i)
+    ok &= same(found[0][i], found[1][i], names[i], kernels.name);
+  return ok;
+}
+
 bool check_all(const Kernels& kernels) {
-  bool ok = check_step(kernels) && check_convolution(kernels);
+  bool ok = check_step(kernels) && check_convolution(kernels) && check_scan(kernels);
   for (Decay decay : {Decay::kNone, Decay::kToken, Decay::kChannel}) {
     ok &= check(kernels, decay, false, false, true) && check(kernels, decay, true, false, true);
     ok &= check_parts(kernels, decay);
