@@ -67,39 +67,57 @@ def _prepare(
     )  # fmt: skip
 
 
-def _scan(a: Tensor, b: Tensor) -> Tensor:
-    """Return h_t = a_t h_{t-1} + b_t along dimension 1, h before the first token being 0."""
+def _scan(a: Tensor, b: Tensor, own: Tensor | None) -> Tensor:
+    """Return h_t = a_t h_{t-1} + b_t along dimension 1, h before the first token being 0.
+
+    own: [c] the number of each token's sequence; None: one. h is 0 again where another begins, and
+    what is not finite there is not multiplied by 0 but left out.
+    """
     step, length = 1, a.shape[1]
     while step < length:
-        joined = torch.cat([b[:, :step], b[:, step:] + a[:, step:] * b[:, :-step]], dim=1)
-        a = torch.cat([a[:, :step], a[:, step:] * a[:, :-step]], dim=1)
-        b, step = joined, 2 * step
+        from_before, through = a[:, step:] * b[:, :-step], a[:, step:] * a[:, :-step]
+        if own is not None:
+            same = (own[step:] == own[:-step])[:, None, None]
+            from_before, through = (torch.where(same, y, 0) for y in (from_before, through))
+        b = torch.cat([b[:, :step], b[:, step:] + from_before], dim=1)
+        a = torch.cat([a[:, :step], through], dim=1)
+        step *= 2
     return b
 
 
-def _chunk(
-    p: _Inputs, start: int, h: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return decays, decays with 0 where a sequence begins, states and those before each token.
+@dataclass
+class _Chunk:
+    """Some tokens, all [B, c, D, n]."""
 
-    All [B, c, D, n]; h [B, D, n] is the state before the chunk.
-    """
+    decay: Tensor
+    states: Tensor
+    last: Tensor  # the states before each token
+    own: Tensor | None  # [c] the number of each token's sequence in the chunk
+    begins: Tensor | None  # places where a packed sequence begins
+
+    def goes_on(self) -> bool:
+        """Return whether the first token belongs to a sequence of the chunk before."""
+        return self.begins is None or not bool((self.begins == 0).any())
+
+
+def _chunk(p: _Inputs, start: int, h: Tensor) -> _Chunk:
+    """Make the states of a chunk; h [B, D, n] is the one before it."""
     some = slice(start, start + CHUNK)
     decay = torch.exp(p.dt[:, some, :, None] * p.A)
     enters = (p.dt[:, some] * p.x[:, some])[..., None] * p.b[:, some, None]
-    carried = decay
-    begins = None
+    own, begins = None, None
     if p.first is not None:
+        own = (p.first[some] >= 0).cumsum(0)
         begins = (p.first[some] >= 0).nonzero()[:, 0]
-        carried = decay.clone()
-        carried[:, begins] = 0
         enters[0, begins] += decay[0, begins] * p.initial[p.first[some][begins]]
-    enters[:, 0] += carried[:, 0] * h
-    states = _scan(carried, enters)
-    last = torch.cat([h[:, None], states[:, :-1]], dim=1)
+    found = _Chunk(decay, enters, enters, own, begins)
+    if found.goes_on():
+        enters[:, 0] += decay[:, 0] * h
+    found.states = _scan(decay, enters, own)
+    found.last = torch.cat([h[:, None], found.states[:, :-1]], dim=1)
     if p.first is not None:
-        last[0, begins] = p.initial[p.first[some][begins]]
-    return decay, carried, states, last
+        found.last[0, begins] = p.initial[p.first[some][begins]]
+    return found
 
 
 def _before_all(p: _Inputs) -> Tensor:
@@ -117,7 +135,7 @@ def forward(
     h, final = _before_all(p), p.initial.clone()
     for start in range(0, x.shape[1], CHUNK):
         some = slice(start, start + CHUNK)
-        _, _, states, _ = _chunk(p, start, h)
+        states = _chunk(p, start, h).states
         y = _outputs(p, some, states)
         gate = None if p.gate is None else p.gate[:, some]
         o[:, some] = y if gate is None else y * gate * torch.sigmoid(gate)
@@ -163,13 +181,14 @@ def backward(
     h, starts = _before_all(p), []
     for start in range(0, x.shape[1], CHUNK):
         starts.append(h)
-        h = _chunk(p, start, h)[2][:, -1]
+        h = _chunk(p, start, h).states[:, -1]
     d_initial = grad_state.to(p.x.dtype).clone()
     # What the state after a chunk hears from later tokens.
     later = d_initial if p.bounds is None else torch.zeros_like(h)
     for start in reversed(range(0, x.shape[1], CHUNK)):
         some = slice(start, start + CHUNK)
-        decay, carried, states, last = _chunk(p, start, starts.pop())
+        chunk = _chunk(p, start, starts.pop())
+        decay, states = chunk.decay, chunk.states
         gy = g[:, some]
         if p.gate is not None:
             gate = p.gate[:, some]
@@ -181,13 +200,16 @@ def backward(
         for i, t in _ends(p, start):
             heard[0, t] += grad_state[i]
         # The same scan from the last token on: a state is heard through the next token's decay.
-        ahead = torch.cat([carried[:, 1:], torch.ones_like(carried[:, :1])], dim=1)
-        dh = _scan(ahead.flip(1), heard.flip(1)).flip(1)
-        later = carried[:, 0] * dh[:, 0]
+        ahead = torch.cat([decay[:, 1:], torch.ones_like(decay[:, :1])], dim=1)
+        own = None if chunk.own is None else chunk.own.flip(0)
+        dh = _scan(ahead.flip(1), heard.flip(1), own).flip(1)
+        later = decay[:, 0] * dh[:, 0]
         if p.first is not None:
-            begins = (p.first[some] >= 0).nonzero()[:, 0]
+            begins = chunk.begins
             d_initial[p.first[some][begins]] = decay[0, begins] * dh[0, begins]
-        exponent = dh * decay * last
+            if not chunk.goes_on():
+                later = torch.zeros_like(later)
+        exponent = dh * decay * chunk.last
         entered = (dh * p.b[:, some, None]).sum(-1)
         dx[:, some] = entered * p.dt[:, some]
         ddt[:, some] = entered * p.x[:, some] + (exponent * p.A).sum(-1)

@@ -236,7 +236,8 @@ struct Walk {
     for (int r = 0; p.z.data && r < count; ++r) {  // grad becomes that of what the gate multiplies
       for (int j = r * W; j < (r + 1) * W; j += L) {
         const Vec<T> gate = at(z + j), s = sigmoid<T>(gate), go = at(grad + j);
-        store(z + j, go * at(y + j) * s * (T(1) + gate * (T(1) - s)));
+        const Vec<T> dz = go * at(y + j) * s * (T(1) + gate * (T(1) - s));
+        store(z + j, there[r] ? dz : Vec<T>{});
         store(grad + j, go * gate * s);
       }
     }
@@ -273,8 +274,10 @@ struct Walk {
       store(lanes_c + i * L, of_c);
     }
     const int64_t place = (row * p.N + t) * n;
-    add_sums(static_cast<T*>(p.db) + place, lanes_b);
-    add_sums(static_cast<T*>(p.dc) + place, lanes_c);
+    if (there[r]) {
+      add_sums(static_cast<T*>(p.db) + place, lanes_b);
+      add_sums(static_cast<T*>(p.dc) + place, lanes_c);
+    }
     for (int v = 0; v < kVectors; ++v) {
       const int k = r * W + v * L;
       const Vec<T> in = at(x + k);

@@ -15,16 +15,22 @@ from typing import Any
 
 from torch import Tensor
 
-from linattn._validation import reject
+from linattn._validation import is_readable, reject
 
-MARK = "_linattn_accelerated"  # attribute of an accelerated module
+# Attributes of an accelerated module: the generation of the switch that accelerated it, and how
+# many `with accelerated(model)` it is in.
+MARK, DEPTH = "_linattn_accelerated", "_linattn_accelerated_depth"
 BOUNDS = ("cu_seqlens", "cu_seq_lens_q", "seq_idx")  # what says where packed sequences begin
 MIXING = ("glm5_next", "granitemoehybrid")  # families whose attention is not told of positions
 CACHES = ("cache", "past_key_values", "cache_params")  # names of a cache among arguments
 
 
 class _Switch:
+    """The state of the switch; under DEPTH, how many `with accelerated()` there are."""
+
     everywhere = False  # all models are accelerated
+    generation = 0  # `decelerate()` begins a new one, in which no mark counts
+    lock = threading.Lock()  # on counts, which several threads change
 
 
 class _Inside(threading.local):
@@ -38,7 +44,11 @@ _inside = _Inside()
 
 def active() -> bool:
     """Return whether a call now runs on this library."""
-    return switch.everywhere or _inside.depth > 0
+    return _everywhere() or _inside.depth > 0
+
+
+def _everywhere() -> bool:
+    return switch.everywhere or switch.__dict__.get(DEPTH, 0) > 0
 
 
 def original(found: object) -> Any:
@@ -47,7 +57,9 @@ def original(found: object) -> Any:
 
 
 def _accelerated(module: Any) -> bool:
-    return switch.everywhere or MARK in module.__dict__
+    own = module.__dict__
+    marked = own.get(MARK) == switch.generation or own.get(DEPTH, 0) > 0
+    return marked or _everywhere()
 
 
 def _stands_for(replaced: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -168,6 +180,8 @@ def check_packing(module: str, given: dict[str, Any]) -> bool:
 def _restarts(positions: Any, mask: Any) -> bool:
     """Return whether position_ids [1, N] start again, and not behind padding on the left."""
     if not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[0] != 1:
+        return False
+    if not is_readable(positions):  # traced: it has no values to look at
         return False
     if isinstance(mask, Tensor) and not bool(mask.all()):
         return False

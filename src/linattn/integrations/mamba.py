@@ -81,10 +81,13 @@ def mamba_selective_state_update(
     hidden_states x, dt, z [Bt, E], A [E, n], B and C [Bt, n].
     """
     refuse_others("selective_state_update", kwargs)
-    in_place = state.dtype == torch.float32 and not is_recorded(hidden_states, dt, A, B, C, D, z)
+    in_place = state.dtype == torch.float32 and not is_recorded(
+        state, hidden_states, dt, A, B, C, D, dt_bias, z
+    )
     o, after = _scan(
         hidden_states[:, None], dt[:, None], A, B[:, None], C[:, None], D,
-        None if z is None else z[:, None], dt_bias, dt_softplus, state,
+        None if z is None else z[:, None], dt_bias, dt_softplus,
+        state if in_place else state.clone(),  # which autograd keeps
         out_state=state if in_place else None,
     )  # fmt: skip
     if not in_place:

@@ -83,7 +83,7 @@ def mamba2_selective_state_update(
     """
     refuse_others("selective_state_update", kwargs)
     plain = state.dtype == torch.float32 and state.is_contiguous() and B.shape[1] == 1
-    if plain and not is_recorded(hidden_states, dt, A, B, C, D, dt_bias, z):
+    if plain and not is_recorded(state, hidden_states, dt, A, B, C, D, dt_bias, z):
         return _one_group(state, hidden_states, dt, A, B, C, D, dt_bias, dt_softplus, z)
     bias = None if dt_bias is None else dt_bias[:, 0]
     step = _step_size(dt[..., 0], bias, dt_softplus).float()  # [Bt, H]
@@ -94,7 +94,7 @@ def mamba2_selective_state_update(
         (x * step[..., None])[:, None],
         (A[:, 0, 0].float() * step)[:, None],
         scale=1.0,
-        initial_state=state.float().mT.contiguous(),
+        initial_state=state.float().mT.clone(memory_format=torch.contiguous_format),
         return_state=True,
     )
     state.copy_(after.mT)

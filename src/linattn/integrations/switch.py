@@ -168,6 +168,14 @@ def accelerate(model: nn.Module) -> Report:
     Raises:
         TypeError: no torch module.
     """
+    report, parts = _patch_model(model)
+    for part in parts:
+        part.__dict__[calls.MARK] = calls.switch.generation
+    return report
+
+
+def _patch_model(model: nn.Module) -> tuple[Report, list[nn.Module]]:
+    """Put stand-ins where the parts of a model need them; return the parts that have one."""
     if not isinstance(model, nn.Module):
         reject("model", type(model).__name__, "a model of transformers", kind=TypeError)
     _check_version()
@@ -177,13 +185,14 @@ def accelerate(model: nn.Module) -> Report:
         _patch(sys.modules[name], report)
     if not report.changed:
         report.left[type(model).__name__] = "it calls nothing that has an adapter"
+    parts = []
     for name, part in model.named_modules():
         if calls.original(type(part).forward) is None:
             continue
         if "forward" in part.__dict__:
             report.left[name or type(part).__name__] = "its forward is not its class's own"
-        part.__dict__[calls.MARK] = True
-    return report
+        parts.append(part)
+    return report, parts
 
 
 def decelerate(model: nn.Module | None = None) -> None:
@@ -191,8 +200,11 @@ def decelerate(model: nn.Module | None = None) -> None:
     if model is not None:
         for part in model.modules():
             part.__dict__.pop(calls.MARK, None)
+            part.__dict__.pop(calls.DEPTH, None)
         return
     calls.switch.everywhere = False
+    calls.switch.generation += 1
+    vars(calls.switch).pop(calls.DEPTH, None)
     for name, module in list(sys.modules.items()):
         if name.startswith("transformers.models.") and module is not None:
             _unpatch(module)
@@ -204,30 +216,41 @@ def accelerate_transformers() -> Report:
     Imports the modeling files of all families that have something to change. `decelerate()` puts
     all back.
     """
+    report = _patch_all()
+    calls.switch.everywhere = True
+    return report
+
+
+def _patch_all() -> Report:
     _check_version()
     report = Report()
     for name in families():
         _patch(importlib.import_module(f"transformers.models.{name}.modeling_{name}"), report)
-    calls.switch.everywhere = True
     return report
 
 
 @contextlib.contextmanager
 def accelerated(model: nn.Module | None = None) -> Iterator[Report]:
-    """Accelerate a model, or all with None, inside of a with statement; put it back after."""
+    """Accelerate a model, or all with None, inside of a with statement; put it back after.
+
+    Several threads may be in one for the same model: it is accelerated until the last has left.
+    """
     if model is None:
-        before = calls.switch.everywhere
-        report = accelerate_transformers()
-        try:
-            yield report
-        finally:
-            calls.switch.everywhere = before
-        return
-    was = [part for part in model.modules() if calls.MARK in part.__dict__]
-    report = accelerate(model)
+        report, counted = _patch_all(), [vars(calls.switch)]
+    else:
+        report, parts = _patch_model(model)
+        counted = [part.__dict__ for part in parts]
+    _count(counted, 1)
     try:
         yield report
     finally:
-        decelerate(model)
-        for part in was:
-            part.__dict__[calls.MARK] = True
+        _count(counted, -1)
+
+
+def _count(counted: list[dict[str, Any]], by: int) -> None:
+    with calls.switch.lock:
+        for own in counted:
+            depth = max(0, own.get(calls.DEPTH, 0) + by)
+            own.pop(calls.DEPTH, None)
+            if depth:
+                own[calls.DEPTH] = depth
