@@ -210,6 +210,35 @@ def test_nan_is_not_hidden(backend):
             assert not state.isnan().any()
 
 
+@any_backend
+@pytest.mark.parametrize("lengths", [(5, 20), (16, 16), (3, 64, 40), (40, 3, 21)])
+@pytest.mark.parametrize("where", ["first", "last"])
+def test_nan_stays_in_its_packed_sequence(backend, lengths, where):
+    """Forward and backward, whatever is multiplied by 0 inside."""
+    tensors, options = make(lengths=lengths)
+    wanted = run(tensors, options, backend)
+    bounds = options["cu_seqlens"].tolist()
+    start, stop = bounds[:2] if where == "first" else bounds[-2:]
+    for name in ("x", "dt", "B", "C", "z"):
+        spoilt = {**tensors, name: tensors[name].clone()}
+        spoilt[name][:, (start + stop) // 2] = torch.nan
+        found = run(spoilt, options, backend)
+        for key in ("o", "dx", "ddt", "dB", "dC", "dz"):
+            for i, j in ((0, start), (stop, bounds[-1])):
+                torch.testing.assert_close(found[key][:, i:j], wanted[key][:, i:j])
+        assert found["o"][:, start:stop].isnan().any()
+
+
+@any_backend
+def test_masked_tokens_behind_nan_have_no_gradient(backend):
+    tensors, options = make(N=20, mask=True)
+    options["mask"][:, 2] = True
+    tensors["x"][:, 2] = torch.nan
+    found = run(tensors, options, backend)
+    for name in ("o", "dx", "ddt", "dB", "dC", "dz"):
+        assert (found[name][~options["mask"]] == 0).all(), name
+
+
 BAD = [
     ("x", {"x": [1.0]}, TypeError, r"x: got list; expected a torch.Tensor"),
     ("x shape", {"x": torch.zeros(2, 5)}, ValueError, r"x: got shape \[2, 5\].*\[Bt, N, E\]"),

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import subprocess
 import sys
+import threading
 import warnings
 
 import pytest
@@ -36,29 +37,6 @@ def test_gradient_checkpointing_recomputes_on_the_same_path():
     found = results(model, x)
     for name in wanted:
         torch.testing.assert_close(found[name], wanted[name], rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "olmo_hybrid"])
-def test_packed_sequences_equal_separate_ones(family):
-    """The plain form refuses them, or does not keep them apart."""
-    model = tiny(family)
-    linattn.accelerate(model)
-    layer = next(m for m in model.modules() if hasattr(m, "conv1d"))
-    x = torch.randn(1, 25, 32)
-    cu_seqlens = torch.tensor([0, 9, 10, 25])
-    packed = layer(x, cu_seq_lens_q=cu_seqlens)
-    alone = [layer(x[:, i:j]) for i, j in ((0, 9), (9, 10), (10, 25))]
-    torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=1e-4, atol=1e-5)
-
-
-def test_sequences_are_told_by_their_numbers_too():
-    x, weight = torch.randn(1, 8, 20), torch.randn(8, 4)
-    numbers = torch.tensor([[0] * 7 + [1] * 13])
-    o = adapters.causal_conv1d_fn(x, weight, seq_idx=numbers)
-    parts = [adapters.causal_conv1d_fn(x[..., i:j], weight) for i, j in ((0, 7), (7, 20))]
-    torch.testing.assert_close(o, torch.cat(parts, -1))
-    with pytest.raises(ValueError, match="seq_idx: got shape"):
-        adapters.causal_conv1d_fn(x, weight, seq_idx=numbers[:, :5])
 
 
 def test_the_switch_is_idempotent_and_leaves_no_trace():
@@ -115,42 +93,6 @@ def test_importing_linattn_imports_no_transformers():
     code = "import sys, linattn; linattn.accelerated; print('transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
-
-
-def packed(**changes):
-    bounds = torch.tensor([0, 8, 20], dtype=torch.int32)
-    position_ids = torch.cat([torch.arange(8), torch.arange(12)])[None]
-    given = {"position_ids": position_ids, "cu_seq_lens_q": bounds, "use_cache": False, **changes}
-    return {name: x for name, x in given.items() if x is not None}
-
-
-HALVES = [
-    ({"cu_seq_lens_q": None}, "position_ids: got a row of positions that start again"),
-    ({"position_ids": None}, r"position_ids: got None; expected \[1, N\], from 0 on"),
-    ({"use_cache": True}, "use_cache: got a cache with packed sequences"),
-    ({"attention_mask": torch.ones(1, 20)}, "attention_mask: got a mask with packed"),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), HALVES)
-@pytest.mark.parametrize("everywhere", [False, True])
-def test_packing_that_would_be_half_heard_is_refused(changes, message, everywhere):
-    """Bounds keep states apart, positions without a mask or a cache attention."""
-    model, x = tiny("qwen3_next"), tokens(1, 20)
-    _ = linattn.accelerate_transformers() if everywhere else linattn.accelerate(model)
-    model(x, **packed())
-    with pytest.raises(ValueError, match=message):
-        model(x, **packed(**changes))
-    model(x)  # and nothing of it is remembered
-
-
-def test_positions_behind_padding_and_of_several_rows_are_no_packing():
-    model = tiny("qwen3_next")
-    linattn.accelerate(model)
-    mask = torch.ones(1, 6, dtype=torch.long)
-    mask[0, :2] = 0
-    model(tokens(1, 6), position_ids=torch.tensor([[1, 1, 0, 1, 2, 3]]), attention_mask=mask)
-    model(tokens(2, 6), position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]] * 2))
 
 
 def test_a_copy_of_an_accelerated_model_is_accelerated():
@@ -223,3 +165,77 @@ def test_under_torch_compile(family):
     linattn.accelerate(model)
     torch._dynamo.reset()
     assert breaks() <= before
+
+
+def test_decelerate_leaves_no_mark_that_a_later_accelerate_wakes():
+    model, other, x = tiny("mamba2"), tiny("mamba2"), tokens(1, 40)
+    wanted = model(x).logits
+    linattn.accelerate(model)
+    assert not torch.equal(model(x).logits, wanted)
+    linattn.decelerate()
+    linattn.accelerate(other)  # puts stand-ins where the model has its own forwards
+    assert torch.equal(model(x).logits, wanted)
+    linattn.accelerate(model)
+    assert not torch.equal(model(x).logits, wanted)
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_with_statement_ends_when_its_last_thread_has_left(everywhere):
+    model, x = tiny("mamba2"), tokens(1, 40)
+    plain = model(x).logits
+    linattn.accelerate(model)
+    fast = model(x).logits
+    linattn.decelerate()
+    entered, left = threading.Barrier(2), threading.Event()
+
+    def first():
+        with linattn.accelerated(None if everywhere else model):
+            entered.wait(60)
+        left.set()
+
+    def second():
+        with linattn.accelerated(None if everywhere else model):
+            entered.wait(60)
+            left.wait(60)
+            return model(x).logits
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        inside = [pool.submit(first), pool.submit(second)][1].result()
+    assert torch.equal(inside, fast)
+    assert torch.equal(model(x).logits, plain)
+
+
+def test_a_with_statement_inside_an_accelerated_model_changes_nothing():
+    model, x = tiny("mamba2"), tokens(1, 40)
+    linattn.accelerate(model)
+    fast = model(x).logits
+    with linattn.accelerated(model), linattn.accelerated(model):
+        assert torch.equal(model(x).logits, fast)
+    assert torch.equal(model(x).logits, fast)
+
+
+@pytest.mark.parametrize("taps", [8, 9, 16])
+def test_convolutions_of_any_width(taps):
+    """The operator takes 8 taps; wider ones run in torch."""
+    model, x = tiny("mamba", conv_kernel=taps), tokens(2, 20)
+    pad = {"pad_token_id": 0, "eos_token_id": None, "do_sample": False}
+    wanted, told = results(model, x), model.generate(x, max_new_tokens=12, **pad)
+    linattn.accelerate(model)
+    found = results(model, x)
+    for name, y in wanted.items():
+        atol = 1e-4 * y.abs().max().item()
+        torch.testing.assert_close(found[name], y, rtol=1e-3, atol=atol)
+    assert torch.equal(model.generate(x, max_new_tokens=12, **pad), told)
+
+
+@pytest.mark.slow
+def test_whole_graphs_compile_with_position_ids():
+    """Traced positions have no values to look at."""
+    model, x = tiny("qwen3_next"), tokens(2, 20)
+    linattn.accelerate(model)
+    positions = torch.arange(20).expand(2, -1)
+    wanted = model(x, position_ids=positions, use_cache=False).logits
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    found = compiled(x, position_ids=positions, use_cache=False).logits
+    torch.testing.assert_close(found, wanted)

@@ -100,6 +100,42 @@ def test_many_tokens_behind_a_filled_cache_agree(family):
     assert (fast - plain).norm() <= allowed
 
 
+def decoded(model, embeds):
+    """Return the logits of three tokens, each a call, behind a cache of the others."""
+    cache = model(inputs_embeds=embeds[:, :-3], use_cache=True).cache
+    steps = [
+        model(inputs_embeds=embeds[:, t : t + 1], use_cache=True, cache=cache).logits
+        for t in range(embeds.shape[1] - 3, embeds.shape[1])
+    ]
+    return torch.cat(steps, 1)
+
+
+@families
+def test_decoding_with_gradients_on_agrees(family):
+    """Without no_grad the cache holds recorded states, which no step may overwrite."""
+    model = tiny(family)
+    embeds = model.get_input_embeddings()(tokens(1, 12)).detach().requires_grad_()
+    with torch.no_grad():
+        wanted = decoded(model, embeds)
+    linattn.accelerate(model)
+    torch.testing.assert_close(decoded(model, embeds), wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["inkling", "inkling2", "lfm2", "lfm2_moe", "lfm3"])
+def test_gradients_through_a_cache_agree(family):
+    """In the families whose plain step has any; the states of others are changed in place."""
+    model = tiny(family)
+    embeds = model.get_input_embeddings()(tokens(1, 12)).detach().requires_grad_()
+
+    def gradient():
+        return torch.autograd.grad(decoded(model, embeds).square().sum(), embeds)[0]
+
+    wanted = gradient()
+    linattn.accelerate(model)
+    torch.testing.assert_close(gradient(), wanted, rtol=1e-3, atol=1e-5 * wanted.abs().max().item())
+    assert wanted[:, :9].abs().max() > 0.01 * wanted.abs().max()  # through the cache
+
+
 @families
 def test_bfloat16_is_as_near_to_float32_as_the_plain_form(family):
     """By the median token of 8 rows: a router of experts may choose otherwise in some."""

@@ -66,7 +66,8 @@ def causal_conv1d_update(
     silu: Literal["silu"] | None = "silu" if activation in ("silu", "swish") else None
     x = hidden_states.to(weight.dtype).transpose(1, 2)
     if (
-        kept >= taps
+        taps <= MOST_TAPS
+        and kept >= taps
         and taps > N
         and conv_state.dtype == weight.dtype
         and not is_recorded(hidden_states, conv_state, weight, bias)
