@@ -25,13 +25,13 @@ def backends() -> dict[str, Backend]:
         >>> linattn.backends()["chunked"].available
         True
     """
-    from linattn import cpu  # its library is loaded now, and not with the package
+    from linattn import cpu, triton  # their libraries are loaded now, and not with the package
 
     found = (
         Backend("reference", True, "plain torch, any device; the definition, slow"),
         Backend("chunked", True, "plain torch, any device"),
         Backend("cpu", *cpu.load()),
-        Backend("triton", False, "the Triton kernels are not part of this version"),
+        Backend("triton", *triton.load()),
     )
     return {backend.name: backend for backend in found}
 
@@ -51,4 +51,11 @@ def choose(backend: str, device: str) -> str:
         raise RuntimeError(f"backend {backend!r} is not available here: {status.reason}")
     if backend == "cpu" and device != "cpu":
         reject("backend", f"'cpu' with tensors on {device}", "tensors on a CPU, or another backend")
+    if backend == "triton":
+        from linattn import triton
+
+        if device == "cpu" and not triton.is_interpreted():
+            reject(
+                "backend", "'triton' with tensors on cpu", "tensors on a GPU, or another backend"
+            )
     return backend

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linattn import triton
 from linattn._tangents import no_second_derivative, refuse_tangents
 from linattn._validation import state_dtype, without_autocast
 from linattn._vmap import batching_rule
 
 _library = torch.library.Library("linattn", "DEF")
 
-BACKENDS = ("chunked", "cpu")
+BACKENDS = ("chunked", "cpu", "triton")
 _ARGUMENTS = {
     "additive": "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? mask, "
     "Tensor? initial_state, Tensor? cu_seqlens, float scale, float bias, bool normalize, "
@@ -49,9 +50,11 @@ def forward(
     backend: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Run a checked call of `linear_attention` on a fast backend; return o and the final state."""
+    if backend == "triton":
+        triton.require_supported("q", q, q.shape[3], v.shape[3])
     if q.shape[1] == 1 and cu_seqlens is None:  # one token is causal and not
-        from linattn.chunked import step
-
+        plain = _is_plain(q, k, v, log_decay, beta, mask, initial_state)
+        step = _module("triton" if backend == "triton" and plain else "chunked", "step")
         with without_autocast(q):
             return step.forward(
                 q, k, v, log_decay, beta, mask, initial_state, out_state, scale, bias, normalize
@@ -71,6 +74,15 @@ def forward(
             save,
         )  # fmt: skip
     return o, state
+
+
+def _is_plain(*given: Tensor | None) -> bool:
+    """Return whether a kernel may be launched as it stands: nothing is recorded, traced, mapped."""
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    tensors = [x for x in given if x is not None]
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return not recorded and all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
 
 
 def _module(backend: str, name: str) -> Any:

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linattn import triton
 from linattn._tangents import no_second_derivative, refuse_tangents
 from linattn._validation import without_autocast
 from linattn._vmap import convolution_batching_rule
 
 _library = torch.library.Library("linattn", "FRAGMENT")
 
-BACKENDS = ("chunked", "cpu")
+BACKENDS = ("chunked", "cpu", "triton")
 _ARGUMENTS = (
     "Tensor x, Tensor weight, Tensor? bias, bool silu, Tensor? mask, Tensor? initial_state, "
     "Tensor? cu_seqlens"
@@ -26,6 +27,8 @@ def forward(
     initial_state: Tensor | None, cu_seqlens: Tensor | None, backend: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Run a checked call on a fast backend; return o and the final state."""
+    if backend == "triton":
+        triton.require_supported("x", x)
     refuse_tangents("causal_conv1d", 'use backend="reference"', x, weight, bias, initial_state)
     operator = getattr(torch.ops.linattn, f"{backend}_convolution")
     o, state = operator(x, weight, bias, silu, mask, initial_state, cu_seqlens)

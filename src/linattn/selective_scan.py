@@ -125,6 +125,8 @@ def selective_scan(
     if out_state is not None:
         check.check_out_state(out_state, [x, dt, A, B, C, D, z, dt_bias, initial_state])
     chosen = choose(backend, x.device.type)
+    if chosen == "triton":
+        check.reject("backend", "'triton'", "another: it has no selective scan")
     given = (x, dt, A, B, C, D, z, dt_bias, dt_softplus, mask, initial_state, cu_seqlens)
     if chosen == "reference":
         from linattn.reference import selective_scan as reference

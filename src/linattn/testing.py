@@ -68,6 +68,12 @@ class Inputs:
         )
         return o, state
 
+    def to(self, device: str) -> Inputs:
+        """Return the same on another device."""
+        tensors = {n: x.detach().to(device) for n, x in self.tensors.items()}
+        options = {n: x.to(device) if isinstance(x, Tensor) else x for n, x in self.options.items()}
+        return Inputs(tensors, options)
+
     def double(self) -> Inputs:
         """Return the same numbers in float64."""
         return replace(self, tensors={n: x.detach().double() for n, x in self.tensors.items()})
@@ -129,24 +135,27 @@ def make_inputs(case: Case) -> Inputs:
 def run(inputs: Inputs, backend: str, *, on: str = "both") -> dict[str, Tensor]:
     """Return o, state and d<name> for every tensor, for a fixed random loss on `on`.
 
-    `on` is "o", "state" or "both". Everything comes back in float64.
+    `on` is "o", "state" or "both". Everything comes back in float64, on the CPU; Triton's kernels
+    run on the GPU if there is one.
     """
+    if backend == "triton" and torch.cuda.is_available():
+        inputs = inputs.to("cuda")
     leaves = {n: x.detach().requires_grad_() for n, x in inputs.tensors.items()}
     o, state = replace(inputs, tensors=leaves).call(backend)
     generator = torch.Generator().manual_seed(1)
-    loss = torch.zeros((), dtype=torch.float64)
+    loss = torch.zeros((), dtype=torch.float64, device=o.device)
     for name, y in (("o", o), ("state", state)):
         weight = torch.randn(y.shape, generator=generator, dtype=torch.float64)
         if on in (name, "both"):
             # Rounded first, so that every dtype sees the loss that the reference sees.
-            loss = loss + (weight.bfloat16().to(y.dtype) * y).double().sum()
+            loss = loss + (weight.bfloat16().to(y) * y).double().sum()
     grads: tuple[Tensor | None, ...] = (None,) * len(leaves)
     if loss.requires_grad:  # the state of no tokens from no state depends on nothing
         grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    found = {"o": o.detach().double(), "state": state.detach().double()}
+    results = {"o": o.detach(), "state": state.detach()}
     for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
-        found[f"d{name}"] = (torch.zeros_like(leaf) if grad is None else grad).double()
-    return found
+        results[f"d{name}"] = torch.zeros_like(leaf) if grad is None else grad
+    return {name: x.double().cpu() for name, x in results.items()}
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:

@@ -1,0 +1,119 @@
+"""The triangular system of the delta rule inside a chunk, solved once: (I + Diag(beta) A)^-1.
+
+Blocks of 16 by substitution, row after row and all blocks at once; then twice two neighbours make
+one: with T the inverse of the blocks on the diagonal and N what lies between two, T - T N T. Sums
+of powers of the matrix would be products only, but lose all digits where keys are alike.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from linattn.triton.numerics import dot
+from linattn.triton.tiles import (
+    chunk_of,
+    load_column,
+    load_pairs,
+    load_tile,
+    store_pairs,
+    store_tile,
+)
+
+
+@triton.jit
+def inverse_kernel(
+    keys, beta, mask, table, inverse, H, C: tl.constexpr, MASKED: tl.constexpr,
+    DTYPE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Write (I + Diag(beta) keys)^-1 [chunks, H, C, C] for keys below the diagonal."""
+    chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, t, there, _ = chunk_of(table, chunk, mask, C, MASKED)
+    beta_ = load_column(beta, row, t, head, there)
+    system = load_pairs(keys, chunk, H, head, C, False) * beta_[:, None]
+    BLOCKS: tl.constexpr = C // 16
+    i, b = tl.arange(0, 16), tl.arange(0, BLOCKS)
+    same = (b[:, None] == b[None, :])[:, None, :, None]  # [blocks, 1, blocks, 1]
+    split = tl.reshape(system, [BLOCKS, 16, BLOCKS, 16])
+    inner = tl.sum(tl.where(same, split, 0.0), axis=2)  # [blocks, 16, 16]
+    unit = (i[:, None] == i[None, :]).to(tl.float32)[None, :, :]
+    T = tl.zeros([BLOCKS, 16, 16], tl.float32) + unit
+    for r in range(1, 16):
+        here = (i == r)[None, :, None]
+        coefficients = tl.sum(tl.where(here, inner, 0.0), axis=1)  # row r, [blocks, 16]
+        known = tl.where((i < r)[None, :, None], T, 0.0)
+        product = tl.sum(coefficients[:, :, None] * known, axis=1)
+        T = tl.where(here, unit - product[:, None, :], T)
+    T = tl.where(same, T[:, :, None, :], tl.zeros([BLOCKS, 16, BLOCKS, 16], tl.float32))
+    T = tl.reshape(T, [C, C])
+    c = tl.arange(0, C)
+    for level in tl.static_range(2):
+        SIZE: tl.constexpr = 16 << level
+        pair = (c // (2 * SIZE))[:, None] == (c // (2 * SIZE))[None, :]
+        between = pair & ((c // SIZE)[:, None] != (c // SIZE)[None, :])
+        right = dot(tl.where(between, system, 0.0), T, tl.float32, PRECISION)
+        T -= dot(T, right, tl.float32, PRECISION)
+    store_pairs(inverse, T, chunk, H, head, C)
+
+
+@triton.jit
+def apply_kernel(
+    pairs, beta, x, mask, table, out, H, GROUP, D,
+    C: tl.constexpr, BD: tl.constexpr, BETA: tl.constexpr, TRANSPOSED: tl.constexpr,
+    MASKED: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Write pairs (Diag(beta) x) [B, N, H, D], or with pairs transposed: (chunk, head, tile)."""
+    chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, t, there, own = chunk_of(table, chunk, mask, C, MASKED)
+    d = tl.program_id(2) * BD + tl.arange(0, BD)
+    x_ = load_tile(x, row, t, head // GROUP, there, d, D)
+    if BETA:
+        x_ *= load_column(beta, row, t, head, there)[:, None]
+    matrix = load_pairs(pairs, chunk, H, head, C, TRANSPOSED)
+    store_tile(out, dot(matrix, x_, DTYPE, PRECISION), row, t, head, own, d, D)
+
+
+@triton.jit
+def written_kernel(
+    right, coefficients, keys, total, added, initial, final, out, mask, table, first,
+    H, D, DV, TOTAL_ROWS,
+    C: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DECAY: tl.constexpr,
+    REVERSED: tl.constexpr, INITIAL: tl.constexpr,
+    MASKED: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Carry the state through a sequence, by columns: (sequence, head, tile of DV).
+
+    Forward:  out = right - coefficients S,  S <- total S + keys^T out
+    REVERSED: out = right + coefficients Z,  Z <- total Z + added - keys^T out, from the last chunk
+
+    added [chunks, H, D, DV] receives the state that each chunk met. BD covers D.
+    """
+    sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    d, e = tl.arange(0, BD), tl.program_id(2) * BV + tl.arange(0, BV)
+    places = d[:, None] * DV + e[None, :]
+    inside = (d < D)[:, None] & (e < DV)[None, :]
+    own_state = (sequence * H + head) * D * DV + places
+    S = tl.zeros([BD, BV], tl.float32)
+    if INITIAL:
+        S = tl.load(initial + own_state, mask=inside, other=0)
+    begin, end = tl.load(first + sequence), tl.load(first + sequence + 1)
+    sign = 1.0 if REVERSED else -1.0
+    for n in range(0, end - begin):
+        chunk = (end - 1 - n if REVERSED else begin + n).to(tl.int64)
+        row, t, there, own = chunk_of(table, chunk, mask, C, MASKED)
+        met = added + (chunk * H + head) * D * DV + places
+        coefficients_ = load_tile(coefficients, row, t, head, there, d, D)
+        out_ = load_tile(right, row, t, head, there, e, DV)
+        out_ += sign * dot(coefficients_, S, DTYPE, PRECISION)
+        store_tile(out, out_, row, t, head, own, e, DV)
+        keys_ = load_tile(keys, row, t, head, there, d, D)
+        more = -sign * dot(tl.trans(keys_), out_, DTYPE, PRECISION)
+        if REVERSED:
+            more += tl.load(met, mask=inside, other=0)
+        tl.store(met, S, mask=inside)
+        if DECAY:
+            to_total = total + (chunk * H + head) * TOTAL_ROWS
+            d_total = tl.where(TOTAL_ROWS == 1, 0, d)
+            S *= tl.load(to_total + d_total, mask=d < D, other=0)[:, None]
+        S += more
+    tl.store(final + own_state, S, mask=inside)

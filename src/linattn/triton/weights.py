@@ -1,0 +1,87 @@
+"""The host's side of pairs.py: the weights in the chunks written out, and their gradients."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from linattn.triton.layout import Chunks, block, gathered, strided
+from linattn.triton.pairs import factors_kernel, scores_kernel
+from linattn.triton.pairs_backward import pairs_backward_kernel
+from linattn.triton.passes import empty
+
+
+def kind_of(g: Tensor | None) -> int:
+    """Return the kernels' DECAY: 0 none, 1 one a token (or head), 2 one a channel."""
+    return 0 if g is None else 2 if g.dim() == 4 else 1
+
+
+class Factors:
+    """q exp(L_i), k exp(L_i), k exp(L_C - L_j) [B, N, H, Dk] and exp(L_C) [chunks, H, 1 or Dk]."""
+
+    def __init__(self, chunks: Chunks, q: Tensor, k: Tensor, g: Tensor | None, *, read_k: bool):
+        self.read_q, self.read_k, self.write_k = q, k, k
+        self.total: Tensor | None = None
+        if g is None:
+            return
+        kind, Dk = kind_of(g), chunks.Dk
+        shape = (chunks.B, chunks.N, chunks.H, Dk)
+        self.read_q, self.write_k = q.new_empty(shape), k.new_empty(shape)
+        self.read_k = k.new_empty(shape) if read_k else k
+        rows = Dk if kind == 2 else 1
+        self.total = empty(chunks, chunks.count, chunks.H, rows)
+        bd = block(Dk, chunks.dtype)
+        if chunks.count > 0:
+            factors_kernel[(chunks.count, chunks.H, triton.cdiv(Dk, bd))](
+                strided(q), strided(k), chunks.decay(g), read_q=strided(self.read_q),
+                read_k=strided(self.read_k), write_k=strided(self.write_k), total=self.total,
+                Q_GROUP=chunks.group(q), K_GROUP=chunks.group(k), D=Dk, TOTAL_ROWS=rows, BD=bd,
+                CHANNELS=kind == 2, READ_K=read_k, **chunks.common(),
+            )  # fmt: skip
+
+
+def scores(
+    chunks: Chunks, x: Tensor, y: Tensor, g: Tensor | None, *, scale: float = 1.0,
+    strict: bool = False,
+) -> Tensor:  # fmt: skip
+    """Return scale x . y with the decay, [chunks, H, C, C], below the diagonal and on it."""
+    found = empty(chunks, chunks.count, chunks.H, chunks.size, chunks.size)
+    if chunks.count > 0:
+        scores_kernel[(chunks.count, chunks.H)](
+            strided(x), strided(y), chunks.decay(g), scores=found, scale=scale,
+            X_GROUP=chunks.group(x), Y_GROUP=chunks.group(y), D=x.shape[3],
+            BD=block(x.shape[3], chunks.dtype), DECAY=kind_of(g), STRICT=strict, **chunks.common(),
+        )  # fmt: skip
+    return found
+
+
+def gradients(
+    chunks: Chunks, q: Tensor, k: Tensor, g: Tensor | None, scale: float,
+    qk: tuple[Tensor, Tensor], kk: tuple[Tensor, Tensor] | None,
+    d_read_q: Tensor, d_read_k: Tensor | None, d_write_k: Tensor, S: Tensor, Z: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of q, k and g (empty for None).
+
+    qk, kk: the scores of (scale q, k) and of (k, k), if any, each with its gradient.
+    """
+    kind, bd = kind_of(g), block(chunks.Dk, chunks.dtype)
+    tiles = triton.cdiv(chunks.Dk, bd)
+    dq, dk = chunks.gradient_room(q), chunks.gradient_room(k)
+    dg = empty(chunks, chunks.B, chunks.N, chunks.H, (0, tiles, chunks.Dk)[kind])
+    keys, d_keys = qk if kk is None else kk
+    if chunks.count > 0:
+        pairs_backward_kernel[(chunks.count, chunks.H, tiles)](
+            strided(q), strided(k), chunks.decay(g), scores=qk[0], d_scores=qk[1], keys=keys,
+            d_keys=d_keys, d_read_q=strided(d_read_q),
+            d_read_k=strided(d_read_q if d_read_k is None else d_read_k),
+            d_write_k=strided(d_write_k), S=S, Z=Z, dq=strided(dq), dk=strided(dk),
+            dg=strided(dg), scale=scale, Q_GROUP=chunks.group(q), K_GROUP=chunks.group(k),
+            D=chunks.Dk, DV=chunks.Dv, BD=bd, BV=block(chunks.Dv, chunks.dtype), DECAY=kind,
+            KEYS=kk is not None, **chunks.common(),
+        )  # fmt: skip
+    if g is None:
+        dg = dg.new_empty(0)
+    elif kind == 1:
+        dg = dg.sum(3) if g.dim() == 3 else dg.sum((0, 1, 3), dtype=torch.float64)
+    return gathered(dq, q), gathered(dk, k), dg if g is None else dg.to(g.dtype)
