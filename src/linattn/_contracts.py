@@ -53,8 +53,10 @@ def forward(
     if backend == "triton":
         triton.require_supported("q", q, q.shape[3], v.shape[3])
     if q.shape[1] == 1 and cu_seqlens is None:  # one token is causal and not
-        plain = _is_plain(q, k, v, log_decay, beta, mask, initial_state)
-        step = _module("triton" if backend == "triton" and plain else "chunked", "step")
+        from linattn.chunked import step
+
+        if backend == "triton" and _is_plain(q, k, v, log_decay, beta, mask, initial_state):
+            from linattn.triton import step  # type: ignore[no-redef]
         with without_autocast(q):
             return step.forward(
                 q, k, v, log_decay, beta, mask, initial_state, out_state, scale, bias, normalize

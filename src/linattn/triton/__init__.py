@@ -19,7 +19,6 @@ Without a GPU the kernels run in Triton's interpreter (TRITON_INTERPRET=1), whic
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 from typing import TYPE_CHECKING
@@ -35,9 +34,21 @@ def is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-@functools.cache
+_status: tuple[bool, str] | None = None
+
+
 def load() -> tuple[bool, str]:
     """Return whether the kernels can run here, and on what or why not."""
+    global _status
+    if _status is None:
+        _status = _load()
+    return _status
+
+
+load._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in linattn.cpu
+
+
+def _load() -> tuple[bool, str]:
     import torch
 
     if importlib.util.find_spec("triton") is None:

@@ -108,13 +108,12 @@ def backward(
     scale: float, bias: float, normalize: bool, causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k, v, log_decay and the initial state (empty where None)."""
-    nothing = state.new_empty(0)
     grad_state = grad_state.contiguous()
     if log_decay is not None and log_decay.dim() == 4:
         dq, dk, dv, dg, d_initial = channel_decay.backward(
             grad_o, grad_state, q, k, v, log_decay, mask, initial_state, cu_seqlens, scale
         )
-        return dq, dk, dv, dg, nothing if initial_state is None else d_initial
+        return dq, dk, dv, dg, state.new_empty(0) if initial_state is None else d_initial
     call = _Call(
         q, k, v, log_decay, mask, initial_state, cu_seqlens, scale, bias, normalize, causal
     )  # fmt: skip
@@ -130,7 +129,7 @@ def backward(
     call.read(G, call.v, call.k, call.states, dq, transposed=True, scale=scale)
     call.read(call.v, G, call.q, Z, dk, reverse=True, transposed=True)
     call.read(call.k, call.q, G, Z, dv, reverse=True)
-    d_decay = nothing
+    d_decay = state.new_empty(0)
     if log_decay is not None:
         d_decay = call.crossing(G, Z)
         if log_decay.dim() == 1:
@@ -138,5 +137,5 @@ def backward(
         d_decay = d_decay.to(log_decay.dtype)
     return (
         gathered(dq, q), gathered(dk, k), gathered(dv, v), d_decay,
-        nothing if initial_state is None else d_initial,
+        state.new_empty(0) if initial_state is None else d_initial,
     )  # fmt: skip

@@ -116,13 +116,12 @@ def scores_kernel(
             g_ = load_gates(g, row, t, head, there, d, D)
             g_next = load_gates(g, row, t_next, head, there_next, d, D)
             for level in tl.static_range(6):
-                S: tl.constexpr = 1 << level
-                to_row, from_column = level_factors(g_, g_next, S)
-                upper = is_upper(S, C)
+                to_row, from_column = level_factors(g_, g_next, 1 << level)
+                upper = is_upper(1 << level, C)
                 rows = tl.where(upper, x_ * to_row, 0.0)
                 columns = tl.where(upper, 0.0, y_ * from_column)
                 pairs = dot(rows, tl.trans(columns), DTYPE, PRECISION)
-                found += tl.where(same_block(2 * S, C), pairs, 0.0)
+                found += tl.where(same_block(2 << level, C), pairs, 0.0)
             if not STRICT:
                 found += tl.where(i[:, None] == i[None, :], tl.sum(x_ * y_, axis=1)[:, None], 0.0)
     if DECAY == 1:

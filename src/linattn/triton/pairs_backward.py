@@ -85,11 +85,10 @@ def pairs_backward_kernel(
         dq_, dk_ = tl.zeros([C, BD], tl.float32), tl.zeros([C, BD], tl.float32)
         dg_ = tl.zeros([C, BD], tl.float32)
         for level in tl.static_range(6):
-            HALF: tl.constexpr = 1 << level
-            x, y, z = _level(d_qk, q_, k_, g_, g_next, HALF, DTYPE, PRECISION)
+            x, y, z = _level(d_qk, q_, k_, g_, g_next, 1 << level, DTYPE, PRECISION)
             dq_, dk_, dg_ = dq_ + x, dk_ + y, dg_ + z
             if KEYS:
-                x, y, z = _level(d_kk, k_, k_, g_, g_next, HALF, DTYPE, PRECISION)
+                x, y, z = _level(d_kk, k_, k_, g_, g_next, 1 << level, DTYPE, PRECISION)
                 dk_, dg_ = dk_ + x + y, dg_ + z
         diagonal = tl.sum(tl.where(i[:, None] == i[None, :], d_qk, 0.0), axis=1)[:, None]
         dq_, dk_ = dq_ + diagonal * k_, dk_ + diagonal * q_

@@ -48,9 +48,8 @@ def inverse_kernel(
     T = tl.reshape(T, [C, C])
     c = tl.arange(0, C)
     for level in tl.static_range(2):
-        SIZE: tl.constexpr = 16 << level
-        pair = (c // (2 * SIZE))[:, None] == (c // (2 * SIZE))[None, :]
-        between = pair & ((c // SIZE)[:, None] != (c // SIZE)[None, :])
+        half, both = c // (16 << level), c // (32 << level)
+        between = (both[:, None] == both[None, :]) & (half[:, None] != half[None, :])
         right = dot(tl.where(between, system, 0.0), T, tl.float32, PRECISION)
         T -= dot(T, right, tl.float32, PRECISION)
     store_pairs(inverse, T, chunk, H, head, C)
