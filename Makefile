@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-isas sanitize lint bench clean
+.PHONY: install demo test test-isas sanitize triton-compile lint bench clean
 
 install: $(STAMP)
 
@@ -48,6 +48,10 @@ sanitize: install
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0 LINATTN_TEST_LIBRARY=$(CURDIR)/build/address,undefined \
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -n 2 -k "cpu and not compile and not path_of_the_build" $(SANITIZED)
+
+# Every Triton kernel for GPUs that are not here; half an hour on two cores.
+triton-compile: install
+	$(BIN)/python tools/triton_compile.py
 
 lint: install
 	$(BIN)/ruff check .
