@@ -187,7 +187,8 @@ def measure(
                 peak = _peak(run) if device == "cuda" else 0.0
                 rows.append(Row(
                     method, kind, name, f"B{B} N{N} H{H} D{D}", what, 1e3 * seconds,
-                    times * flops / seconds / 1e12, times * moved / seconds / 1e9, peak, matmul, copy, **about,
+                    times * flops / seconds / 1e12, times * moved / seconds / 1e9, peak,
+                    matmul, copy, **about,
                 ))  # fmt: skip
         except torch.OutOfMemoryError:
             console.print(f"{method} {kind} {name} {shape}: out of memory")
