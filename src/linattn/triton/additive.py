@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from linattn.triton import channel_decay
-from linattn.triton.layout import Chunks, block, gathered, strided
+from linattn.triton.layout import WIDE, Chunks, block, gathered, strided
 from linattn.triton.log_decay import crossing_kernel
 from linattn.triton.passes import Side, add, empty, read, scan
 
@@ -79,7 +79,7 @@ class _Call:
                 S=self.states, Z=Z, dg=strided(dg), scale=q.scale, Q_GROUP=chunks.group(q.x),
                 K_GROUP=chunks.group(k.x), V_GROUP=chunks.group(v.x), D=chunks.Dk, DV=chunks.Dv,
                 BD=block(chunks.Dk, chunks.dtype), BV=block(chunks.Dv, chunks.dtype),
-                AFFINE=self.affine, **chunks.common(),
+                AFFINE=self.affine, num_warps=WIDE, **chunks.common(),
             )  # fmt: skip
         return dg
 

@@ -57,7 +57,7 @@ def forward(
     if len(table) > 0 and C > 0:
         forward_kernel[(len(table), tiles)](
             _strided(x, x), _strided(weight, x), _strided(bias, x), *given, _strided(o, x), table,
-            C, T=TOKENS, BIAS=bias is not None, SILU=silu, **options,
+            C, T=TOKENS, num_warps=8, BIAS=bias is not None, SILU=silu, **options,
         )  # fmt: skip
     if final.numel() > 0:
         final_state_kernel[(len(bounds), tiles)](
@@ -83,12 +83,12 @@ def backward(
     if len(table) > 0 and C > 0:
         before_activation_kernel[(len(table), tiles)](
             _strided(x, x), weight_, _strided(bias, x), mask_, _strided(initial_state, x),
-            _strided(grad_o, x), dy_, parts, table, C, T=TOKENS, BC=CHANNELS, W=W,
+            _strided(grad_o, x), dy_, parts, table, C, T=TOKENS, num_warps=8, BC=CHANNELS, W=W,
             BIAS=bias is not None, SILU=silu, MASKED=masked, STATE=initial_state is not None,
         )  # fmt: skip
         inputs_gradient_kernel[(len(table), tiles)](
-            weight_, dy_, grad_state, mask_, _strided(dx, x), table, C, T=TOKENS, BC=CHANNELS,
-            W=W, MASKED=masked,
+            weight_, dy_, grad_state, mask_, _strided(dx, x), table, C, T=TOKENS, num_warps=8,
+            BC=CHANNELS, W=W, MASKED=masked,
         )  # fmt: skip
     sums = parts.sum(0)
     nothing = x.new_empty(0)

@@ -19,7 +19,7 @@ import torch
 import triton
 from torch import Tensor
 
-from linattn.triton.layout import Chunks, block, gathered, strided
+from linattn.triton.layout import WIDE, Chunks, block, gathered, strided
 from linattn.triton.passes import Side, add, empty, read
 from linattn.triton.triangular import apply_kernel, inverse_kernel, written_kernel
 from linattn.triton.weights import Factors, gradients, scores
@@ -42,7 +42,7 @@ class _Call:
         self.inverse = torch.empty_like(self.keys)
         if chunks.count > 0:
             inverse_kernel[(chunks.count, chunks.H)](
-                self.keys, strided(beta), inverse=self.inverse, **chunks.common()
+                self.keys, strided(beta), inverse=self.inverse, num_warps=WIDE, **chunks.common()
             )
         solved_v = self.apply(self.inverse, v, beta=True)
         solved_k = self.apply(self.inverse, self.factors.read_k, beta=True)
@@ -86,7 +86,8 @@ class _Call:
             first=chunks.first, D=chunks.Dk, DV=chunks.Dv,
             TOTAL_ROWS=1 if total is None else total.shape[2],
             BD=max(16, triton.next_power_of_2(chunks.Dk)), BV=COLUMNS, DECAY=total is not None,
-            REVERSED=reverse, INITIAL=initial is not None, **chunks.common(),
+            REVERSED=reverse, INITIAL=initial is not None, num_warps=WIDE, num_stages=1,
+            **chunks.common(),
         )  # fmt: skip
         return out, final
 

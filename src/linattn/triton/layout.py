@@ -13,6 +13,7 @@ from torch import Tensor
 from linattn._validation import sequence_bounds
 
 CHUNK = 64
+WIDE = 8  # warps of the kernels whose [64, 64] matrices do not fit the registers of 4
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 

@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from linattn.triton.layout import Chunks, block, strided
+from linattn.triton.layout import WIDE, Chunks, block, strided
 from linattn.triton.outputs import outputs_kernel
 from linattn.triton.states import added_kernel, scan_kernel
 
@@ -104,6 +104,7 @@ def read(
         STEP_COLUMN=columns if transposed else 1, BD=block(q.width, chunks.dtype), BV=bv,
         AFFINE=affine, NORMALIZE=sums is not None, DECAY=g is not None, REVERSED=reverse,
         BY_CHUNK=states.shape[0] == chunks.count and chunks.causal,
-        PAIRS=2 if pairs is not None else int(k is not None), **chunks.common(),
+        PAIRS=2 if pairs is not None else int(k is not None),
+        num_warps=WIDE if affine else 4, **chunks.common(),
     )  # fmt: skip
     return to

@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from linattn.triton.layout import Chunks, block, gathered, strided
+from linattn.triton.layout import WIDE, Chunks, block, gathered, strided
 from linattn.triton.pairs import factors_kernel, scores_kernel
 from linattn.triton.pairs_backward import pairs_backward_kernel
 from linattn.triton.passes import empty
@@ -51,7 +51,8 @@ def scores(
         scores_kernel[(chunks.count, chunks.H)](
             strided(x), strided(y), chunks.decay(g), scores=found, scale=scale,
             X_GROUP=chunks.group(x), Y_GROUP=chunks.group(y), D=x.shape[3],
-            BD=block(x.shape[3], chunks.dtype), DECAY=kind_of(g), STRICT=strict, **chunks.common(),
+            BD=block(x.shape[3], chunks.dtype), DECAY=kind_of(g), STRICT=strict,
+            num_warps=WIDE if kind_of(g) == 2 else 4, **chunks.common(),
         )  # fmt: skip
     return found
 
@@ -78,7 +79,7 @@ def gradients(
             d_write_k=strided(d_write_k), S=S, Z=Z, dq=strided(dq), dk=strided(dk),
             dg=strided(dg), scale=scale, Q_GROUP=chunks.group(q), K_GROUP=chunks.group(k),
             D=chunks.Dk, DV=chunks.Dv, BD=bd, BV=block(chunks.Dv, chunks.dtype), DECAY=kind,
-            KEYS=kk is not None, **chunks.common(),
+            KEYS=kk is not None, num_warps=WIDE, **chunks.common(),
         )  # fmt: skip
     if g is None:
         dg = dg.new_empty(0)
