@@ -21,7 +21,7 @@ from torch import Tensor
 
 from linattn.triton.layout import WIDE, Chunks, block, gathered, strided
 from linattn.triton.passes import Side, add, empty, read
-from linattn.triton.triangular import apply_kernel, inverse_kernel, written_kernel
+from linattn.triton.triangular import apply_kernel, blocks_kernel, merge_kernel, written_kernel
 from linattn.triton.weights import Factors, gradients, scores
 
 COLUMNS = 16  # of the state a program carries through a sequence, all of Dk rows
@@ -38,11 +38,14 @@ class _Call:
         self.one, self.beta = chunks.column(1.0), beta
         self.factors = Factors(chunks, q, k, g, read_k=True)
         self.scores = scores(chunks, q, k, g, scale=scale)
-        self.keys = scores(chunks, k, k, g, strict=True)
+        system = empty(chunks, chunks.count, chunks.H, chunks.size, chunks.size)
+        self.keys = scores(chunks, k, k, g, strict=True, beta=beta, system=system)
         self.inverse = torch.empty_like(self.keys)
         if chunks.count > 0:
-            inverse_kernel[(chunks.count, chunks.H)](
-                self.keys, strided(beta), inverse=self.inverse, num_warps=WIDE, **chunks.common()
+            grid = (chunks.count, chunks.H)
+            blocks_kernel[grid](system, self.inverse, chunks.H, C=chunks.size)
+            merge_kernel[grid](
+                system, self.inverse, chunks.H, C=chunks.size, PRECISION=chunks.precision()
             )
         solved_v = self.apply(self.inverse, v, beta=True)
         solved_k = self.apply(self.inverse, self.factors.read_k, beta=True)

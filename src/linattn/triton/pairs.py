@@ -93,13 +93,14 @@ def factors_kernel(
 
 @triton.jit
 def scores_kernel(
-    x, y, g, mask, table, scores, scale, H, X_GROUP, Y_GROUP, D,
+    x, y, g, beta, mask, table, scores, system, scale, H, X_GROUP, Y_GROUP, D,
     C: tl.constexpr, BD: tl.constexpr, DECAY: tl.constexpr, STRICT: tl.constexpr,
-    MASKED: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
+    BETA: tl.constexpr, MASKED: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write scores [chunks, H, C, C] in float32, times scale; one program a chunk and head.
 
-    DECAY: 0 none, 1 one a token, 2 one a channel. STRICT: without the diagonal.
+    DECAY: 0 none, 1 one a token, 2 one a channel. STRICT: without the diagonal. BETA: also write
+    Diag(beta) scores to system.
     """
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, t, there, _ = chunk_of(table, chunk, mask, C, MASKED)
@@ -128,4 +129,8 @@ def scores_kernel(
         L = cumulate(load_column(g, row, t, head, there))
         found *= fade(L[:, None] - L[None, :])
     seen = (i[:, None] > i[None, :]) if STRICT else (i[:, None] >= i[None, :])
-    store_pairs(scores, tl.where(seen, found * scale, 0.0), chunk, H, head, C)
+    found = tl.where(seen, found * scale, 0.0)
+    store_pairs(scores, found, chunk, H, head, C)
+    if BETA:
+        beta_ = load_column(beta, row, t, head, there)
+        store_pairs(system, found * beta_[:, None], chunk, H, head, C)

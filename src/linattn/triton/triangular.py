@@ -22,35 +22,37 @@ from linattn.triton.tiles import (
 
 
 @triton.jit
-def inverse_kernel(
-    keys, beta, mask, table, inverse, H, C: tl.constexpr, MASKED: tl.constexpr,
-    DTYPE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Write (I + Diag(beta) keys)^-1 [chunks, H, C, C] for keys below the diagonal."""
+def blocks_kernel(system, inverse, H, C: tl.constexpr):
+    """Write the inverses of I + the blocks of 16 x 16 on the diagonal, elsewhere nothing."""
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row, t, there, _ = chunk_of(table, chunk, mask, C, MASKED)
-    beta_ = load_column(beta, row, t, head, there)
-    system = load_pairs(keys, chunk, H, head, C, False) * beta_[:, None]
-    BLOCKS: tl.constexpr = C // 16
-    i, b = tl.arange(0, 16), tl.arange(0, BLOCKS)
-    same = (b[:, None] == b[None, :])[:, None, :, None]  # [blocks, 1, blocks, 1]
-    split = tl.reshape(system, [BLOCKS, 16, BLOCKS, 16])
-    inner = tl.sum(tl.where(same, split, 0.0), axis=2)  # [blocks, 16, 16]
+    i, b = tl.arange(0, 16), tl.arange(0, C // 16)
+    # In place, [blocks, 16, 16]: cut out of a [C, C] matrix they would spill registers.
+    places = (chunk * H + head) * C * C + (b * 16 * (C + 1))[:, None, None]
+    places = places + i[None, :, None] * C + i[None, None, :]
+    inner = tl.load(system + places)
     unit = (i[:, None] == i[None, :]).to(tl.float32)[None, :, :]
-    T = tl.zeros([BLOCKS, 16, 16], tl.float32) + unit
+    T = tl.zeros([C // 16, 16, 16], tl.float32) + unit
     for r in range(1, 16):
         here = (i == r)[None, :, None]
         coefficients = tl.sum(tl.where(here, inner, 0.0), axis=1)  # row r, [blocks, 16]
         known = tl.where((i < r)[None, :, None], T, 0.0)
         product = tl.sum(coefficients[:, :, None] * known, axis=1)
         T = tl.where(here, unit - product[:, None, :], T)
-    T = tl.where(same, T[:, :, None, :], tl.zeros([BLOCKS, 16, BLOCKS, 16], tl.float32))
-    T = tl.reshape(T, [C, C])
+    tl.store(inverse + places, T)
+
+
+@triton.jit
+def merge_kernel(system, inverse, H, C: tl.constexpr, PRECISION: tl.constexpr):
+    """Turn the inverses of the blocks [chunks, H, C, C] into that of I + system."""
+    chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    between = load_pairs(system, chunk, H, head, C, False)
     c = tl.arange(0, C)
+    same = (c // 16)[:, None] == (c // 16)[None, :]
+    T = tl.where(same, load_pairs(inverse, chunk, H, head, C, False), 0.0)
     for level in tl.static_range(2):
         half, both = c // (16 << level), c // (32 << level)
-        between = (both[:, None] == both[None, :]) & (half[:, None] != half[None, :])
-        right = dot(tl.where(between, system, 0.0), T, tl.float32, PRECISION)
+        joined = (both[:, None] == both[None, :]) & (half[:, None] != half[None, :])
+        right = dot(tl.where(joined, between, 0.0), T, tl.float32, PRECISION)
         T -= dot(T, right, tl.float32, PRECISION)
     store_pairs(inverse, T, chunk, H, head, C)
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
 
 from linattn.triton.layout import WIDE, Chunks, block, gathered, strided
 from linattn.triton.pairs import factors_kernel, scores_kernel
-from linattn.triton.pairs_backward import pairs_backward_kernel
+from linattn.triton.pairs_backward import (
+    channel_backward_kernel,
+    crossed_pairs_kernel,
+    token_backward_kernel,
+)
 from linattn.triton.passes import empty
 
 
@@ -43,13 +49,18 @@ class Factors:
 
 def scores(
     chunks: Chunks, x: Tensor, y: Tensor, g: Tensor | None, *, scale: float = 1.0,
-    strict: bool = False,
+    strict: bool = False, beta: Tensor | None = None, system: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return scale x . y with the decay, [chunks, H, C, C], below the diagonal and on it."""
+    """Return scale x . y with the decay, [chunks, H, C, C], below the diagonal and on it.
+
+    strict: not on it. beta [B, N, H]: write Diag(beta) times that to system.
+    """
     found = empty(chunks, chunks.count, chunks.H, chunks.size, chunks.size)
     if chunks.count > 0:
         scores_kernel[(chunks.count, chunks.H)](
-            strided(x), strided(y), chunks.decay(g), scores=found, scale=scale,
+            strided(x), strided(y), chunks.decay(g),
+            chunks.decay(None) if beta is None else strided(beta), scores=found,
+            system=found if system is None else system, scale=scale, BETA=beta is not None,
             X_GROUP=chunks.group(x), Y_GROUP=chunks.group(y), D=x.shape[3],
             BD=block(x.shape[3], chunks.dtype), DECAY=kind_of(g), STRICT=strict,
             num_warps=WIDE if kind_of(g) == 2 else 4, **chunks.common(),
@@ -67,20 +78,35 @@ def gradients(
     qk, kk: the scores of (scale q, k) and of (k, k), if any, each with its gradient.
     """
     kind, bd = kind_of(g), block(chunks.Dk, chunks.dtype)
+    bd = min(bd, 32) if kind == 2 else bd  # of ten tiles of that width at once
     tiles = triton.cdiv(chunks.Dk, bd)
     dq, dk = chunks.gradient_room(q), chunks.gradient_room(k)
-    dg = empty(chunks, chunks.B, chunks.N, chunks.H, (0, tiles, chunks.Dk)[kind])
+    dg = empty(chunks, chunks.B, chunks.N, chunks.H, (0, tiles + 1, chunks.Dk)[kind])
     keys, d_keys = qk if kk is None else kk
+    has_keys = kk is not None
     if chunks.count > 0:
-        pairs_backward_kernel[(chunks.count, chunks.H, tiles)](
-            strided(q), strided(k), chunks.decay(g), scores=qk[0], d_scores=qk[1], keys=keys,
-            d_keys=d_keys, d_read_q=strided(d_read_q),
-            d_read_k=strided(d_read_q if d_read_k is None else d_read_k),
-            d_write_k=strided(d_write_k), S=S, Z=Z, dq=strided(dq), dk=strided(dk),
-            dg=strided(dg), scale=scale, Q_GROUP=chunks.group(q), K_GROUP=chunks.group(k),
-            D=chunks.Dk, DV=chunks.Dv, BD=bd, BV=block(chunks.Dv, chunks.dtype), DECAY=kind,
-            KEYS=kk is not None, num_warps=WIDE, **chunks.common(),
-        )  # fmt: skip
+        given: dict[str, Any] = {
+            "d_scores": qk[1], "d_keys": d_keys, "d_read_q": strided(d_read_q),
+            "d_read_k": strided(d_read_q if d_read_k is None else d_read_k),
+            "d_write_k": strided(d_write_k), "S": S, "Z": Z, "dq": strided(dq), "dk": strided(dk),
+            "dg": strided(dg), "scale": scale, "Q_GROUP": chunks.group(q),
+            "K_GROUP": chunks.group(k), "D": chunks.Dk, "DV": chunks.Dv, "BD": bd,
+            "BV": block(chunks.Dv, chunks.dtype), "KEYS": has_keys,
+        }  # fmt: skip
+        more = chunks.common()
+        sources = (strided(q), strided(k), chunks.decay(g))
+        grid = (chunks.count, chunks.H, tiles)
+        if kind == 2:
+            channel_backward_kernel[grid](*sources, **given, num_warps=WIDE, **more)
+        else:
+            token_backward_kernel[grid](
+                *sources, DECAY=kind == 1, **given, num_warps=WIDE, **more
+            )  # fmt: skip
+        if kind == 1:
+            crossed_pairs_kernel[grid[:2]](
+                scores=qk[0], d_scores=qk[1], keys=keys, d_keys=d_keys,
+                dg=strided(dg[..., tiles]), KEYS=has_keys, **more,
+            )  # fmt: skip
     if g is None:
         dg = dg.new_empty(0)
     elif kind == 1:
