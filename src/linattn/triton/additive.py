@@ -71,17 +71,18 @@ class _Call:
     def crossing(self, G: Side, Z: Tensor) -> Tensor:
         """Return the gradient of log_decay [B, N, H] in float32."""
         chunks, q, k, v = self.chunks, self.q, self.k, self.v
-        dg = empty(chunks, chunks.B, chunks.N, chunks.H)
+        dg = empty(chunks, chunks.B, chunks.N, chunks.H, 2)  # by the states and inside chunks
         if chunks.count > 0:
             crossing_kernel[(chunks.count, chunks.H)](
                 strided(q.x), strided(q.one), strided(k.x), strided(k.one), strided(v.x),
                 strided(v.one), strided(G.x), strided(G.one), chunks.decay(self.g),
-                S=self.states, Z=Z, dg=strided(dg), scale=q.scale, Q_GROUP=chunks.group(q.x),
+                S=self.states, Z=Z, dg=strided(dg[..., 0]),
+                dg_pairs=strided(dg[..., 1]), scale=q.scale, Q_GROUP=chunks.group(q.x),
                 K_GROUP=chunks.group(k.x), V_GROUP=chunks.group(v.x), D=chunks.Dk, DV=chunks.Dv,
                 BD=block(chunks.Dk, chunks.dtype), BV=block(chunks.Dv, chunks.dtype),
                 AFFINE=self.affine, num_warps=WIDE, **chunks.common(),
             )  # fmt: skip
-        return dg
+        return dg.sum(3)
 
 
 def forward(

@@ -19,13 +19,31 @@ from linattn.triton.tiles import chunk_of, load_column, load_state, load_tile, s
 
 
 @triton.jit
+def store_crossed(
+    dg, pairs, table, chunk, mask, row, t, head, own, C: tl.constexpr, MASKED: tl.constexpr
+):  # fmt: skip
+    """Write the sum of pairs [i, j] over j < t <= i to dg [B, N, H].
+
+    Summed over the columns up to t - 1 it stands in column t - 1, so it is written one token on.
+    """
+    i = tl.arange(0, C)
+    before = tl.cumsum(pairs, axis=1)
+    crossed = tl.sum(tl.where(i[:, None] > i[None, :], before, 0.0), axis=0)
+    _, t_next, there_next, own_next = chunk_of(table, chunk, mask, C, MASKED, 1)
+    store_column(
+        dg, tl.where(there_next, crossed, 0.0), row, t_next, head, own_next & (i + 1 < C)
+    )  # fmt: skip
+    store_column(dg, tl.zeros([C], tl.float32), row, t, head, own & (i == 0))
+
+
+@triton.jit
 def crossing_kernel(
-    q, u, k, w, v, v_one, grad, grad_one, g, mask, table, S, Z, dg, scale,
+    q, u, k, w, v, v_one, grad, grad_one, g, mask, table, S, Z, dg, dg_pairs, scale,
     H, Q_GROUP, K_GROUP, V_GROUP, D, DV,
     C: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, AFFINE: tl.constexpr,
     MASKED: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write dg [B, N, H] in float32; one program a chunk and head.
+    """Write the two parts of dg [B, N, H] in float32; one program a chunk and head.
 
     grad and grad_one are the gradients of the numerator and the normaliser; S and Z [chunks, H,
     D (+ 1), DV (+ 1)] the states before and the gradients of the states after the chunks.
@@ -92,12 +110,10 @@ def crossing_kernel(
     L, last = cumulate(g_), total_of(g_)
     i = tl.arange(0, C)
     earlier = i[:, None] < i[None, :]  # [j, t]: j < t
-    pairs = scores * d_scores * fade(L[:, None] - L[None, :])
-    pairs = tl.where(earlier, 0.0, pairs)  # [i, j], j <= i
-    before = dot(pairs, earlier.to(tl.float32), tl.float32, PRECISION)  # [i, t]: over j < t
-    dg_ = tl.sum(tl.where(earlier, 0.0, before), axis=0)  # over i >= t
+    pairs = tl.where(earlier, 0.0, scores * d_scores * fade(L[:, None] - L[None, :]))
+    store_crossed(dg_pairs, pairs, table, chunk, mask, row, t, head, own, C, MASKED)
     reads = read * fade(L)
-    dg_ += tl.sum(tl.where(earlier, 0.0, reads[:, None]), axis=0)
+    dg_ = tl.sum(tl.where(earlier, 0.0, reads[:, None]), axis=0)
     leaves = left * fade(last - L)
     dg_ += tl.sum(tl.where(earlier, leaves[:, None], 0.0), axis=0)
     dg_ += through * fade(last)

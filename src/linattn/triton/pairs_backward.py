@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from linattn.triton.log_decay import store_crossed
 from linattn.triton.numerics import cumulate, dot, fade, total_of
 from linattn.triton.pairs import is_upper, level_factors, load_gates, same_block
 from linattn.triton.tiles import (
@@ -18,14 +19,13 @@ from linattn.triton.tiles import (
     load_pairs,
     load_state,
     load_tile,
-    store_column,
     store_tile,
 )
 
 
 @triton.jit
 def _level(
-    d_scores, x_, y_, g_, g_next, S: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr
+    d_scores, x_, y_, g_, g_next, S: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return the gradients of x, y and g [C, BD] from the pairs of one level.
 
@@ -43,9 +43,15 @@ def _level(
     rows, columns = x_ * to_row, y_ * from_column
     d_rows = dot(d_level, columns, DTYPE, PRECISION)
     d_columns = dot(tl.trans(d_level), rows, DTYPE, PRECISION)
-    heard = tl.where(tl.trans(upper), i[None, :] >= i[:, None], i[None, :] < i[:, None])
-    heard = (heard & same_block(S, C)).to(tl.float32)  # [t, i or j]
-    dg = dot(heard, d_rows * rows + d_columns * columns, tl.float32, PRECISION)
+    # A row is heard by the decays of its half up to it, a column by those of its half behind it.
+    from_rows, from_columns = d_rows * rows, d_columns * columns
+    if S == 1:
+        dg = from_rows
+    else:
+        split: tl.constexpr = [C // S, S, x_.shape[1]]
+        up_to = tl.cumsum(tl.reshape(from_rows, split), axis=1, reverse=True)
+        behind = tl.cumsum(tl.reshape(from_columns, split), axis=1)
+        dg = tl.reshape(up_to, x_.shape) + tl.reshape(behind, x_.shape) - from_columns
     return d_rows * to_row, d_columns * from_column, dg
 
 
@@ -89,6 +95,7 @@ def channel_backward_kernel(
         if KEYS:
             x, y, z = _level(d_keys, k_, k_, g_, g_next, 1 << level, DTYPE, PRECISION)
             dk_, dg_ = dk_ + x + y, dg_ + z
+        tl.debug_barrier()  # or all levels' matrices are loaded at once, and spill
     diagonal = tl.load(d_scores + i * (C + 1))[:, None] * scale
     dq_, dk_ = dq_ + diagonal * k_, dk_ + diagonal * q_
     # What is read of the state before is heard by all decays up to the reader.
@@ -172,19 +179,14 @@ def token_backward_kernel(
 @triton.jit
 def crossed_pairs_kernel(
     mask, table, scores, d_scores, keys, d_keys, dg, H,
-    C: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr, DTYPE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    C: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Write what pairs with j < t <= i give to a decay of one number a token: dg [B, N, H]."""
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row, t, there, own = chunk_of(table, chunk, mask, C, MASKED)
+    row, t, _, own = chunk_of(table, chunk, mask, C, MASKED)
     pairs = load_pairs(scores, chunk, H, head, C, False)
     pairs *= load_pairs(d_scores, chunk, H, head, C, False)
     if KEYS:
         more = load_pairs(keys, chunk, H, head, C, False)
         pairs += more * load_pairs(d_keys, chunk, H, head, C, False)
-    i = tl.arange(0, C)
-    earlier = i[:, None] < i[None, :]
-    over = dot(pairs, earlier.to(tl.float32), tl.float32, PRECISION)  # over j < t: [i, t]
-    dg_ = tl.sum(tl.where(earlier, 0.0, over), axis=0)
-    store_column(dg, tl.where(there, dg_, 0.0), row, t, head, own)
+    store_crossed(dg, pairs, table, chunk, mask, row, t, head, own, C, MASKED)

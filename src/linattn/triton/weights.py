@@ -78,7 +78,7 @@ def gradients(
     qk, kk: the scores of (scale q, k) and of (k, k), if any, each with its gradient.
     """
     kind, bd = kind_of(g), block(chunks.Dk, chunks.dtype)
-    bd = min(bd, 32) if kind == 2 else bd  # of ten tiles of that width at once
+    bd = 16 if kind == 2 else bd  # of ten tiles of that width at once; 32 spills twice as much
     tiles = triton.cdiv(chunks.Dk, bd)
     dq, dk = chunks.gradient_room(q), chunks.gradient_room(k)
     dg = empty(chunks, chunks.B, chunks.N, chunks.H, (0, tiles + 1, chunks.Dk)[kind])
@@ -104,8 +104,8 @@ def gradients(
             )  # fmt: skip
         if kind == 1:
             crossed_pairs_kernel[grid[:2]](
-                scores=qk[0], d_scores=qk[1], keys=keys, d_keys=d_keys,
-                dg=strided(dg[..., tiles]), KEYS=has_keys, **more,
+                more["mask"], chunks.table, qk[0], qk[1], keys, d_keys, strided(dg[..., tiles]),
+                chunks.H, C=chunks.size, KEYS=has_keys, MASKED=more["MASKED"],
             )  # fmt: skip
     if g is None:
         dg = dg.new_empty(0)
