@@ -82,7 +82,8 @@ class _Driver:
         return self.target
 
     def get_current_device(self) -> int:
-        return 0
+        # What was compiled is kept by device: another number for each target.
+        return list(TARGETS.values()).index(self.target)
 
     def get_current_stream(self, device: int) -> int:
         return 0

@@ -68,14 +68,16 @@ def _passed(S, Z, d, D, DV, BV: tl.constexpr):
 
 @triton.jit
 def channel_backward_kernel(
-    q, k, g, mask, table, d_scores, d_keys, d_read_q, d_read_k, d_write_k, S, Z, dq, dk, dg,
+    q, k, g, mask, table, d_scores, d_read, d_write, S, Z, dq, dk, dg,
     scale, H, Q_GROUP, K_GROUP, D, DV,
     C: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, KEYS: tl.constexpr,
     MASKED: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write dq, dk and dg [B, N, H, D] for one decay a channel; a (chunk, head, tile of D) each.
 
-    KEYS: there are scores of (k, k), and k exp(L_i). d_scores are those of scale q and k.
+    d_scores, d_read, d_write are the gradients of the scores of scale q and k, of q exp(L_i) and
+    of k exp(L_C - L_j). KEYS is a second pass for the scores of (k, k) and k exp(L_i): q is k then,
+    and float32 dk and dg are added to. Both in one pass would spill three times as much.
     """
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, t, there, own = chunk_of(table, chunk, mask, C, MASKED)
@@ -86,40 +88,33 @@ def channel_backward_kernel(
     g_ = load_gates(g, row, t, head, there, d, D)
     g_next = load_gates(g, row, t_next, head, there_next, d, D)
     d_scores += (chunk * H + head) * C * C
-    d_keys += (chunk * H + head) * C * C
     dq_, dk_ = tl.zeros([C, BD], tl.float32), tl.zeros([C, BD], tl.float32)
     dg_ = tl.zeros([C, BD], tl.float32)
     for level in tl.static_range(6):
         x, y, z = _level(d_scores, q_ * scale, k_, g_, g_next, 1 << level, DTYPE, PRECISION)
         dq_, dk_, dg_ = dq_ + x * scale, dk_ + y, dg_ + z
-        if KEYS:
-            x, y, z = _level(d_keys, k_, k_, g_, g_next, 1 << level, DTYPE, PRECISION)
-            dk_, dg_ = dk_ + x + y, dg_ + z
-        tl.debug_barrier()  # or all levels' matrices are loaded at once, and spill
-    diagonal = tl.load(d_scores + i * (C + 1))[:, None] * scale
-    dq_, dk_ = dq_ + diagonal * k_, dk_ + diagonal * q_
     # What is read of the state before is heard by all decays up to the reader.
-    reads = tl.exp(tl.cumsum(g_, axis=0))
-    read_q = load_tile(d_read_q, row, t, head, there, d, D) * reads
-    dq_ += read_q
-    crossed = q_ * read_q
+    read = load_tile(d_read, row, t, head, there, d, D) * tl.exp(tl.cumsum(g_, axis=0))
+    dq_ += read
+    dg_ += tl.cumsum(q_ * read, axis=0, reverse=True)
     if KEYS:
-        read_k = load_tile(d_read_k, row, t, head, there, d, D) * reads
-        dk_ += read_k
-        crossed += k_ * read_k
-    dg_ += tl.cumsum(crossed, axis=0, reverse=True)
-    # What is left to the state after is heard by all decays behind the writer.
-    g_next = tl.where((i + 1 < C)[:, None], g_next, 0.0)
-    writes = tl.exp(tl.cumsum(g_next, axis=0, reverse=True))
-    write_k = load_tile(d_write_k, row, t, head, there, d, D) * writes
-    dk_ += write_k
-    before = (i[:, None] > i[None, :]).to(tl.float32)
-    dg_ += dot(before, k_ * write_k, tl.float32, PRECISION)
-    size = (chunk * H + head) * D * DV
-    passed = _passed(S + size, Z + size, d, D, DV, BV)
-    dg_ += (tl.exp(tl.sum(g_, axis=0)) * passed)[None, :]
+        dk_ += dq_ + load_tile(dk, row, t, head, there, d, D)
+        dg_ += load_tile(dg, row, t, head, there, d, D)
+    else:
+        diagonal = tl.load(d_scores + i * (C + 1))[:, None] * scale
+        dq_, dk_ = dq_ + diagonal * k_, dk_ + diagonal * q_
+        store_tile(dq, dq_, row, t, head, own, d, D)
+        # What is left to the state after is heard by all decays behind the writer.
+        g_next = tl.where((i + 1 < C)[:, None], g_next, 0.0)
+        write = load_tile(d_write, row, t, head, there, d, D)
+        write *= tl.exp(tl.cumsum(g_next, axis=0, reverse=True))
+        dk_ += write
+        before = (i[:, None] > i[None, :]).to(tl.float32)
+        dg_ += dot(before, k_ * write, tl.float32, PRECISION)
+        size = (chunk * H + head) * D * DV
+        passed = _passed(S + size, Z + size, d, D, DV, BV)
+        dg_ += (tl.exp(tl.sum(g_, axis=0)) * passed)[None, :]
     store_tile(dg, tl.where(there[:, None], dg_, 0.0), row, t, head, own, d, D)
-    store_tile(dq, dq_, row, t, head, own, d, D)
     store_tile(dk, dk_, row, t, head, own, d, D)
 
 
@@ -130,9 +125,10 @@ def token_backward_kernel(
     C: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, DECAY: tl.constexpr, KEYS: tl.constexpr,
     MASKED: tl.constexpr, DTYPE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Do the same for one decay a token (DECAY) or none: dg [B, N, H, tiles], to be summed.
+    """Write dq, dk and dg for one decay a token (DECAY) or none; dg [B, N, H, tiles], to be summed.
 
-    Without what the pairs inside the chunk give to dg: crossed_pairs_kernel.
+    KEYS: there are scores of (k, k) and k exp(L_i) too. Without what the pairs inside the chunk
+    give to dg: crossed_pairs_kernel.
     """
     chunk, head, tile = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     row, t, there, own = chunk_of(table, chunk, mask, C, MASKED)

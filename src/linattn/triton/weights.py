@@ -77,38 +77,66 @@ def gradients(
 
     qk, kk: the scores of (scale q, k) and of (k, k), if any, each with its gradient.
     """
-    kind, bd = kind_of(g), block(chunks.Dk, chunks.dtype)
-    bd = 16 if kind == 2 else bd  # of ten tiles of that width at once; 32 spills twice as much
+    kind = kind_of(g)
+    if kind == 2:
+        assert g is not None
+        return _channel_gradients(
+            chunks, q, k, g, scale, qk[1], None if kk is None else kk[1], d_read_q, d_read_k,
+            d_write_k, S, Z,
+        )  # fmt: skip
+    bd, has_keys = block(chunks.Dk, chunks.dtype), kk is not None
     tiles = triton.cdiv(chunks.Dk, bd)
     dq, dk = chunks.gradient_room(q), chunks.gradient_room(k)
-    dg = empty(chunks, chunks.B, chunks.N, chunks.H, (0, tiles + 1, chunks.Dk)[kind])
+    dg = empty(chunks, chunks.B, chunks.N, chunks.H, kind * (tiles + 1))
     keys, d_keys = qk if kk is None else kk
-    has_keys = kk is not None
+    common = chunks.common()
     if chunks.count > 0:
-        given: dict[str, Any] = {
-            "d_scores": qk[1], "d_keys": d_keys, "d_read_q": strided(d_read_q),
-            "d_read_k": strided(d_read_q if d_read_k is None else d_read_k),
-            "d_write_k": strided(d_write_k), "S": S, "Z": Z, "dq": strided(dq), "dk": strided(dk),
-            "dg": strided(dg), "scale": scale, "Q_GROUP": chunks.group(q),
-            "K_GROUP": chunks.group(k), "D": chunks.Dk, "DV": chunks.Dv, "BD": bd,
-            "BV": block(chunks.Dv, chunks.dtype), "KEYS": has_keys,
-        }  # fmt: skip
-        more = chunks.common()
-        sources = (strided(q), strided(k), chunks.decay(g))
-        grid = (chunks.count, chunks.H, tiles)
-        if kind == 2:
-            channel_backward_kernel[grid](*sources, **given, num_warps=WIDE, **more)
-        else:
-            token_backward_kernel[grid](
-                *sources, DECAY=kind == 1, **given, num_warps=WIDE, **more
-            )  # fmt: skip
-        if kind == 1:
-            crossed_pairs_kernel[grid[:2]](
-                more["mask"], chunks.table, qk[0], qk[1], keys, d_keys, strided(dg[..., tiles]),
-                chunks.H, C=chunks.size, KEYS=has_keys, MASKED=more["MASKED"],
-            )  # fmt: skip
+        token_backward_kernel[(chunks.count, chunks.H, tiles)](
+            strided(q), strided(k), chunks.decay(g), d_scores=qk[1], d_keys=d_keys,
+            d_read_q=strided(d_read_q),
+            d_read_k=strided(d_read_q if d_read_k is None else d_read_k),
+            d_write_k=strided(d_write_k), S=S, Z=Z, dq=strided(dq), dk=strided(dk),
+            dg=strided(dg), scale=scale, Q_GROUP=chunks.group(q), K_GROUP=chunks.group(k),
+            D=chunks.Dk, DV=chunks.Dv, BD=bd, BV=block(chunks.Dv, chunks.dtype),
+            DECAY=kind == 1, KEYS=has_keys, num_warps=WIDE, **common,
+        )  # fmt: skip
     if g is None:
-        dg = dg.new_empty(0)
-    elif kind == 1:
-        dg = dg.sum(3) if g.dim() == 3 else dg.sum((0, 1, 3), dtype=torch.float64)
-    return gathered(dq, q), gathered(dk, k), dg if g is None else dg.to(g.dtype)
+        return gathered(dq, q), gathered(dk, k), dg.new_empty(0)
+    if chunks.count > 0:
+        crossed_pairs_kernel[(chunks.count, chunks.H)](
+            common["mask"], chunks.table, qk[0], qk[1], keys, d_keys, strided(dg[..., tiles]),
+            chunks.H, C=chunks.size, KEYS=has_keys, MASKED=common["MASKED"],
+        )  # fmt: skip
+    dg = dg.sum(3) if g.dim() == 3 else dg.sum((0, 1, 3), dtype=torch.float64)
+    return gathered(dq, q), gathered(dk, k), dg.to(g.dtype)
+
+
+def _channel_gradients(
+    chunks: Chunks, q: Tensor, k: Tensor, g: Tensor, scale: float, d_scores: Tensor,
+    d_keys: Tensor | None, d_read_q: Tensor, d_read_k: Tensor | None, d_write_k: Tensor,
+    S: Tensor, Z: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of q, k and g for one decay a channel."""
+    dq = chunks.gradient_room(q)
+    dk = chunks.gradient_room(k) if d_keys is None else chunks.head_room(k)
+    dg = chunks.head_room(k)
+    # Ten tiles [64, BD] are in use at once; 32 would spill twice as much.
+    grid = (chunks.count, chunks.H, triton.cdiv(chunks.Dk, 16))
+    options: dict[str, Any] = {
+        "dq": strided(dq), "dk": strided(dk), "dg": strided(dg), "K_GROUP": chunks.group(k),
+        "D": chunks.Dk, "DV": chunks.Dv, "BD": 16, "BV": block(chunks.Dv, chunks.dtype),
+        "num_warps": WIDE, **chunks.common(),
+    }  # fmt: skip
+    write = strided(d_write_k)
+    if chunks.count > 0:
+        channel_backward_kernel[grid](
+            strided(q), strided(k), chunks.decay(g), d_scores=d_scores, d_read=strided(d_read_q),
+            d_write=write, S=S, Z=Z, scale=scale, Q_GROUP=chunks.group(q), KEYS=False, **options,
+        )  # fmt: skip
+        if d_keys is not None and d_read_k is not None:
+            channel_backward_kernel[grid](
+                strided(k), strided(k), chunks.decay(g), d_scores=d_keys,
+                d_read=strided(d_read_k), d_write=write, S=S, Z=Z, scale=1.0,
+                Q_GROUP=chunks.group(k), KEYS=True, **options,
+            )  # fmt: skip
+    return gathered(dq, q), gathered(dk, k).to(k.dtype), dg.to(g.dtype)
