@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,15 @@ def block(D: int, dtype: torch.dtype) -> int:
     return min(most, width)
 
 
+@functools.lru_cache(64)  # or every call would wait for a copy to the GPU
+def _even_chunks(B: int, N: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the table of chunks and each sequence's first one, for B sequences of N tokens."""
+    starts = torch.arange(0, N, CHUNK)
+    rows = torch.arange(B).repeat_interleave(len(starts))
+    table = torch.stack([rows, starts.repeat(B), torch.full_like(rows, N), rows], dim=1)
+    return table.to(device), (torch.arange(B + 1) * len(starts)).to(device)
+
+
 @dataclass
 class Chunks:
     """The chunks of a call and its sizes."""
@@ -60,11 +70,7 @@ class Chunks:
         (B, N, _, Dk), Dv = q.shape, v.shape[3]
         H = max(q.shape[2], k.shape[2], v.shape[2])
         if cu_seqlens is None:
-            starts = torch.arange(0, N, CHUNK)
-            rows = torch.arange(B).repeat_interleave(len(starts))
-            starts = starts.repeat(B)
-            table = torch.stack([rows, starts, torch.full_like(rows, N), rows], dim=1)
-            first = torch.arange(B + 1) * (len(starts) // max(B, 1))
+            table, first = _even_chunks(B, N, q.device)
         else:
             bounds = torch.tensor(sequence_bounds(cu_seqlens, N))
             counts = (bounds.diff() + CHUNK - 1) // CHUNK
