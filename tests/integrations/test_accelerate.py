@@ -4,6 +4,7 @@ import concurrent.futures
 import copy
 import importlib
 import inspect
+import pickle
 import subprocess
 import sys
 import threading
@@ -104,6 +105,19 @@ def test_a_copy_of_an_accelerated_model_is_accelerated():
     assert calls.MARK in vars(other.backbone.layers[0].mixer)
     assert calls.MARK not in vars(model.backbone.layers[0].mixer)
     assert set(model.state_dict()) == set(other.state_dict())
+
+
+def test_a_pickled_model_comes_back_as_it_was():
+    """As DataLoader's and torch.save's users do; `kernels` finds its wrapped functions by name."""
+    model, x = tiny("mamba2"), tokens(1, 40)
+    plain = model(x).logits
+    linattn.accelerate(model)
+    fast = model(x).logits
+    other = pickle.loads(pickle.dumps(model))
+    assert torch.equal(other(x).logits, fast)
+    linattn.decelerate()
+    assert torch.equal(other(x).logits, plain)
+    assert torch.equal(pickle.loads(pickle.dumps(other))(x).logits, plain)
 
 
 def test_a_layer_whose_forward_was_replaced_is_reported():

@@ -1,9 +1,13 @@
 """Every family of transformers that calls what has an adapter: the same results, accelerated."""
 
+import ast
 import copy
+import importlib
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from budget import FACTOR, excess, noise, results
 from tiny_families import DENSE, FAMILIES, tiny
 
@@ -12,11 +16,13 @@ from linattn.integrations import switch
 from linattn.integrations import transformers as adapters
 
 families = pytest.mark.parametrize("family", FAMILIES)
-# Their scan takes several tokens behind a filled cache for a single step, whoever runs it.
+# Their scan begins with several tokens behind a filled cache as if it were empty, whoever runs it.
 MAMBA_1 = ("mamba", "falcon_mamba", "jamba", "zamba")
+BEFORE_5_25 = tuple(int(n) for n in transformers.__version__.split(".")[:2]) < (5, 25)
 # Why packed sequences are refused, by family: transformers tells their layers too little.
 REFUSED = {
-    **dict.fromkeys((*MAMBA_1, "mamba2", "inkling"), "does not tell (causal|mamba)"),
+    **dict.fromkeys((*MAMBA_1, "inkling"), "does not tell (causal|mamba)"),
+    **({"mamba2": "does not tell (causal|mamba)"} if BEFORE_5_25 else {}),
     "granitemoehybrid": "softmax attention of granitemoehybrid mixes",
     "glm5_next": "softmax attention of glm5_next mixes",
 }  # fmt: skip
@@ -35,6 +41,17 @@ def tokens(*shape, seed=0):
 
 def test_every_family_of_the_installed_transformers_is_known():
     assert set(switch.families()) == set(FAMILIES)
+
+
+@families
+def test_every_function_around_an_adapted_one_is_known(family):
+    """Or the layers that call it, and so what has an adapter, would not know of the switch."""
+    module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    known = {*switch.ADAPTED, *switch.AROUND, *switch.LEFT}
+    for found in ast.parse(Path(module.__file__).read_text(encoding="utf-8")).body:
+        if isinstance(found, ast.FunctionDef) and found.name not in known:
+            names = {node.id for node in ast.walk(found) if isinstance(node, ast.Name)}
+            assert names.isdisjoint(known), found.name
 
 
 @families
@@ -84,7 +101,26 @@ def test_beams_agree(family):
         assert torch.equal(model.generate(x, **options), plain)
 
 
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f not in MAMBA_1])
+# transformers before 5.25 refuses it where states cannot go back. Its own cache of Zamba fails, and
+# MiniMax has one of another kind.
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f not in ("minimax", "zamba")])
+def test_assisted_generation_agrees(family):
+    """Guessed tokens that the model would not have said are taken back, in the states too."""
+    model, x = tiny(family), tokens(1, 12).repeat(1, 2)
+
+    def generate():
+        try:
+            return model.generate(x, prompt_lookup_num_tokens=3, max_new_tokens=16, **PAD).tolist()
+        except ValueError as error:
+            assert BEFORE_5_25
+            return str(error)
+
+    plain = generate()
+    with linattn.accelerated(model):
+        assert generate() == plain
+
+
+@families
 def test_many_tokens_behind_a_filled_cache_agree(family):
     model, x = tiny(family), tokens(1, 30)
 
@@ -96,7 +132,8 @@ def test_many_tokens_behind_a_filled_cache_agree(family):
     with linattn.accelerated(model):
         fast = both_parts()
     # The plain form's own difference between two ways to the same logits is rounding too.
-    allowed = FACTOR * (plain - whole[:, 11:]).norm() + 1e-5 * plain.norm()
+    rounding = 0 if family in MAMBA_1 else FACTOR * (plain - whole[:, 11:]).norm()
+    allowed = rounding + 1e-5 * plain.norm()
     assert (fast - plain).norm() <= allowed
 
 

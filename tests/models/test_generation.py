@@ -167,7 +167,23 @@ def test_a_model_is_saved_whole_and_loaded_by_the_auto_classes(tmp_path):
         assert torch.equal(loaded(x).logits, m(x).logits)
 
 
-def test_a_cache_has_the_methods_of_assisted_and_contrastive_users():
+def test_prefill_in_chunks_gives_the_same_tokens():
+    for kind in ("metala", "hybrid", "softmax"):
+        m, x = model(kind), tokens(1, 15)
+        if not hasattr(DynamicCache(config=m.config).layers[0], "get_seq_length"):
+            continue  # transformers before 5.25 does not count the tokens of a linear layer
+        chunked = m.generate(x, max_new_tokens=6, do_sample=False, prefill_chunk_size=4)
+        assert torch.equal(chunked, greedy(m, x, 6))
+
+
+def test_assisted_generation_is_refused():
+    """A recurrence does not go back to before the tokens that the model would not have said."""
+    for kind in ("metala", "hybrid"):
+        with pytest.raises(ValueError, match=r"assisted generation is not|records its past"):
+            model(kind).generate(tokens(1, 6), max_new_tokens=4, prompt_lookup_num_tokens=2)
+
+
+def test_a_cache_has_the_methods_of_contrastive_users():
     m = model("metala")
     cache = DynamicCache(config=m.config)
     m(tokens(2, 5), cache=cache)

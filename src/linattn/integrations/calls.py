@@ -86,16 +86,18 @@ def _check_cache(told: dict[str, Any]) -> None:
         reject("use_cache", "a cache with packed sequences", expected)
 
 
-def function(replaced: Callable[..., Any], adapter: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the stand-in for a function of a modeling module."""
+def function(
+    replaced: Callable[..., Any], name: str, adapter: Callable[..., Any], bound: int
+) -> Callable[..., Any]:
+    """Return the stand-in for a function of a modeling module, behind `bound` arguments of self."""
 
     @_stands_for(replaced)
     def dispatch(*args: Any, **kwargs: Any) -> Any:
         tensors = (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
         if not active() or any(x.device.type != "cpu" for x in tensors):
             return replaced(*args, **kwargs)
-        _check_bounds(replaced.__name__, kwargs)
-        return adapter(*args, **kwargs)
+        _check_bounds(name, kwargs)
+        return adapter(*args[bound:], **kwargs)
 
     return dispatch
 

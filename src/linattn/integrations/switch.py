@@ -2,7 +2,8 @@
 
 Where an adapter exists, a stand-in (`calls.py`) takes the place of transformers' function or
 forward, once for all models; a mark on the modules of an accelerated model tells it what to do.
-transformers' own way to register kernels needs a package that downloads them: it serves none here.
+transformers' own way to register kernels loads them from a hub, and to use one of them on a model
+takes back all others: it does not serve here.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from linattn._validation import reject
 from linattn.integrations import calls
 from linattn.integrations import transformers as adapters
 
-TESTED = ("5.24", "5.25")  # from, below
+TESTED = ("5.24", "5.26")  # from, below
 # Names in transformers' modeling modules that have an adapter of the same name.
 ADAPTED = (
     "causal_conv1d_fn", "causal_conv1d_update", "torch_chunk_gated_delta_rule",
@@ -32,6 +33,8 @@ ADAPTED = (
     "recurrent_kimi_delta_attention", "mamba2_chunk_scan", "mamba2_selective_state_update",
     "mamba_selective_scan", "mamba_selective_state_update",
 )  # fmt: skip
+# Functions of transformers around those.
+AROUND = ("causal_conv1d_forward", "mamba_scan_forward", "mamba2_scan_forward")
 # Layers whose forward as a whole has an adapter.
 WHOLE = {"MiniMaxLightningAttention": "minimax_lightning_attention"}
 # Those that are left alone, and why.
@@ -58,11 +61,21 @@ class Report:
         return "\n".join([*lines, *(f"{name} left: {why}" for name, why in self.left.items())])
 
 
-def _put(owner: Any, name: str, make: Callable[..., Any], *adapter: Any) -> None:
+def _put(owner: Any, name: str, make: Callable[..., Any], *arguments: Any) -> None:
     """Put the stand-in that `make` gives for an attribute in its place, once."""
     found = getattr(owner, name)
     if calls.original(found) is None:
-        setattr(owner, name, make(found, *adapter))
+        setattr(owner, name, make(found, *arguments))
+
+
+def _place(module: ModuleType, name: str) -> tuple[Any, str]:
+    """Return where the function that a modeling module has under this name is replaced.
+
+    The `kernels` package makes it a torch module of a class of its own, one in the file and one in
+    each layer, which it finds by its name.
+    """
+    found = getattr(module, name)
+    return (type(found), "forward") if isinstance(found, nn.Module) else (module, name)
 
 
 def _patch(module: ModuleType, report: Report) -> None:
@@ -70,7 +83,9 @@ def _patch(module: ModuleType, report: Report) -> None:
     short = module.__name__.rsplit(".", 1)[-1].removeprefix("modeling_")
     for name in ADAPTED:
         if hasattr(module, name):
-            _put(module, name, calls.function, getattr(adapters, name))
+            owner, attribute = _place(module, name)
+            adapter, bound = getattr(adapters, name), int(attribute == "forward")
+            _put(owner, attribute, calls.function, name, adapter, bound)
             report.changed.setdefault(short, []).append(name)
     for name, adapter_name in WHOLE.items():
         if hasattr(module, name):
@@ -104,16 +119,17 @@ def _is_model(kind: type) -> bool:
 
 
 def _calls_adapted(kind: type) -> bool:
-    """Return whether a method of a module class names a function of ADAPTED."""
+    """Return whether a method of a module class names a function of ADAPTED or AROUND."""
     if not issubclass(kind, nn.Module) or "forward" not in vars(kind):
         return False
     methods = (inspect.unwrap(f) for f in vars(kind).values() if inspect.isfunction(f))
-    return any(name in ADAPTED for method in methods for name in method.__code__.co_names)
+    named = {name for method in methods for name in method.__code__.co_names}
+    return not named.isdisjoint((*ADAPTED, *AROUND))
 
 
 def _unpatch(module: ModuleType) -> None:
     """Put a modeling module's own functions and forwards back."""
-    places: list[tuple[Any, str]] = [(module, name) for name in ADAPTED]
+    places = [_place(module, name) for name in ADAPTED if hasattr(module, name)]
     places += [(kind, "forward") for kind in _own_classes(module)]
     for owner, name in places:
         own = calls.original(vars(owner).get(name))

@@ -93,6 +93,9 @@ def check_cache(cache: object, config: LinattnConfig) -> None:
     for i, (layer, kind) in enumerate(zip(cache.layers, kinds, strict=True)):
         if hasattr(layer, "has_previous_state") != (kind == "linear_attention"):
             reject("cache", f"a {type(layer).__name__} for layer {i}, {kind}", made)
+        if getattr(layer, "record_past", False) and kind == "linear_attention":
+            expected = "one without: a recurrence does not go back (no assisted generation)"
+            reject("cache", "one that records its past", expected)
 
 
 def check_mask(mask: Any, cache: Cache | None, x: Tensor) -> None:
@@ -125,4 +128,4 @@ def _seen(cache: Cache | None) -> int | None:
         seen = tokens_seen(cache)
         return int(seen) if is_readable(seen) else None
     length = cache.get_seq_length()
-    return length if isinstance(length, int) else None
+    return int(length) if not isinstance(length, Tensor) or is_readable(length) else None

@@ -18,6 +18,8 @@ from linattn.layers import (
     WindowCache,
 )
 
+COUNT = "cumulative_length_linear"  # transformers' name for how many tokens a layer has seen
+
 
 def cache_type(mixer: nn.Module) -> type[NamedTuple]:
     """Return the class of the tuple that a mixer hands back."""
@@ -46,18 +48,28 @@ def read(cache: Any, index: int, mixer: nn.Module) -> Any:
     return kind(*tensors[: len(kind._fields)])
 
 
+def is_counted(cache: Any) -> bool:
+    """Return whether transformers itself can say how many tokens a cache has seen."""
+    return not all(cache.is_linear) or hasattr(cache.layers[0], "get_seq_length")
+
+
 def tokens_seen(cache: Any) -> Tensor:
-    """Return how many tokens a cache of linear mixers alone has seen: they do not count them."""
+    """Return how many tokens a cache of linear mixers alone has seen."""
     slot = cache.layers[0]
     none = torch.zeros((), dtype=torch.int64)
-    return getattr(slot, "tokens_seen", none) if slot.has_previous_state[0] else none
+    return getattr(slot, COUNT, none) if slot.has_previous_state[0] else none
 
 
 def count(cache: Any, N: int) -> None:
-    """Add N tokens to what `tokens_seen` returns; before the layers write, which say it is full."""
-    slot = cache.layers[0]
-    if hasattr(slot, "has_previous_state"):
-        slot.tokens_seen = _kept(getattr(slot, "tokens_seen", None), tokens_seen(cache) + N)
+    """Add N tokens to what linear layers have seen; before they write, which says they are full.
+
+    transformers counts, since 5.25, in its own update of a convolution; before, not at all.
+    """
+    for slot in cache.layers:
+        if hasattr(slot, "has_previous_state"):
+            seen = getattr(slot, COUNT, None) if slot.has_previous_state[0] else None
+            new = torch.zeros((), dtype=torch.int64) if seen is None else seen
+            setattr(slot, COUNT, _kept(seen, new + N))
 
 
 def write(cache: Any, index: int, new: tuple[Tensor, ...]) -> None:

@@ -32,7 +32,7 @@ class LinattnPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]  # noqa: RUF012
     _supports_sdpa = True
-    _is_stateful = True  # no going back in a recurrence
+    _is_stateful = True  # no going back in a recurrence: what transformers before 5.25 asks
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": Block}  # noqa: RUF012
 
@@ -206,18 +206,19 @@ class LinattnForCausalLM(LinattnPreTrainedModel, GenerationMixin):
     ) -> dict[str, Any]:
         """Return what `generate` passes to `forward`, of the whole text only what is new.
 
-        transformers counts the tokens in a cache by its keys; where there are none it would
-        read the text in front again, on top of itself.
+        transformers before 5.25 counts the tokens in a cache by its keys; where there are none it
+        would read the text in front again, on top of itself.
         """
         mask = kwargs.get("attention_mask")
-        if next_sequence_length is None and cache is not None and all(cache.is_linear):
+        if next_sequence_length is None and cache is not None and not caching.is_counted(cache):
             whole = mask is None or mask.shape[1] == input_ids.shape[1]
             seen = int(caching.tokens_seen(cache))
             if whole and seen > 0:
                 next_sequence_length = input_ids.shape[1] - seen
-                if next_sequence_length < 1:
-                    got = f"{input_ids.shape[1]} tokens with a cache that has seen {seen}"
-                    reject("input_ids", got, "the whole text, with at least one new token")
+        if next_sequence_length is not None and next_sequence_length < 1:
+            seen = input_ids.shape[1] - int(next_sequence_length)
+            got = f"{input_ids.shape[1]} tokens with a cache that has seen {seen}"
+            reject("input_ids", got, "the whole text, with at least one new token")
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(
             input_ids, next_sequence_length=next_sequence_length, cache=cache, **kwargs
         )
