@@ -3,6 +3,7 @@
 import torch
 
 from linattn import causal_conv1d
+from operator_calls import TRITON_DEVICE
 
 
 def make(N=40, B=2, C=5, W=4, bias=True, state=True, lengths=None, mask=False,
@@ -29,14 +30,21 @@ def make(N=40, B=2, C=5, W=4, bias=True, state=True, lengths=None, mask=False,
 
 
 def run(tensors, options, backend):
-    """Return o, the state and all gradients, in float64."""
+    """Return o, the state and all gradients, in float64; Triton's kernels run on a GPU if any."""
+    if backend == "triton":
+        tensors, options = (
+            {n: x.to(TRITON_DEVICE) if isinstance(x, torch.Tensor) else x for n, x in some.items()}
+            for some in (tensors, options)
+        )
     leaves = {n: x.detach().requires_grad_() for n, x in tensors.items()}
     o, state = causal_conv1d(**leaves, **options, return_state=True, backend=backend)
     generator = torch.Generator().manual_seed(1)
-    weights = [torch.randn(y.shape, generator=generator).bfloat16().double() for y in (o, state)]
-    loss = (o.double() * weights[0]).sum() + (state.double() * weights[1]).sum()
+    loss = torch.zeros((), dtype=torch.float64, device=o.device)
+    for y in (o, state):
+        weight = torch.randn(y.shape, generator=generator).bfloat16()
+        loss = loss + (y.double() * weight.to(y.device).double()).sum()
     found = {"o": o.detach().double(), "state": state.detach().double()}
     grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
         found[f"d{name}"] = (torch.zeros_like(leaf) if grad is None else grad).double()
-    return found
+    return {name: x.cpu() for name, x in found.items()}

@@ -8,7 +8,8 @@ import torch
 from linattn import backends
 from linattn.testing import Case, Inputs, compare, make_inputs, nan_filled_empties
 
-# Triton's kernels have tests/triton, in sizes that its interpreter can do.
+# Triton's kernels have tests/triton, in sizes that its interpreter can do; on a GPU where one is.
+TRITON_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FAST = [b.name for b in backends().values() if b.available and b.name in ("chunked", "cpu")]
 fast = pytest.mark.parametrize("backend", FAST)
 any_backend = pytest.mark.parametrize("backend", ["reference", *FAST])

@@ -6,6 +6,7 @@ import torch
 from convolution_calls import make, run
 from linattn import backends, causal_conv1d, selective_scan
 from linattn.testing import TOLERANCE, nan_filled_empties, relative_error
+from operator_calls import TRITON_DEVICE
 
 pytestmark = pytest.mark.skipif(
     not backends()["triton"].available, reason=backends()["triton"].reason
@@ -54,10 +55,12 @@ def test_strides():
 
 
 def test_what_the_kernels_do_not_take_is_refused():
-    x = torch.zeros(1, 4, 3, dtype=torch.float64)
+    x, weight = (torch.zeros(*s, dtype=torch.float64) for s in ((1, 4, 3), (3, 4)))
+    x, weight, A, B = (
+        y.to(TRITON_DEVICE) for y in (x, weight, torch.zeros(3, 2), torch.zeros(1, 4, 2))
+    )
     with pytest.raises(TypeError, match=r"x: got torch\.float64"):
-        causal_conv1d(x, torch.zeros(3, 4, dtype=torch.float64), backend="triton")
-    A, B = torch.zeros(3, 2), torch.zeros(1, 4, 2)
+        causal_conv1d(x, weight, backend="triton")
     x = x.float()
     with pytest.raises(ValueError, match=r"backend: got .triton.; .*no selective scan"):
         selective_scan(x, x, A, B, B, backend="triton")

@@ -5,12 +5,17 @@ import torch
 
 from linattn import backends, linear_attention
 from linattn.testing import Case, compare, make_inputs, nan_filled_empties, relative_error
-from operator_calls import DECAYED, KINDS, kinds
+from operator_calls import DECAYED, KINDS, TRITON_DEVICE, kinds
 
 pytestmark = pytest.mark.skipif(
     not backends()["triton"].available, reason=backends()["triton"].reason
 )
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+
+
+def on_device(kind, **options):
+    case = Case(**{"B": 1, "dtype": F32, **KINDS[kind], **options})
+    return make_inputs(case).to(TRITON_DEVICE)
 
 
 def check(kind, **options):
@@ -87,8 +92,7 @@ def test_alike_keys_under_the_delta_rule():
 @kinds
 def test_bfloat16_sums_are_float32(kind):
     """A sum kept in bfloat16 would be off by 1e-2; the inputs' and weights' rounding is less."""
-    inputs = make_inputs(Case(**{**KINDS[kind], "N": 128, "B": 1, "heads": (1, 1, 1), "dtype": BF16,
-                                 "Dk": 32, "Dv": 32}))  # fmt: skip
+    inputs = on_device(kind, N=128, heads=(1, 1, 1), dtype=BF16, Dk=32, Dv=32)
     o = inputs.call("triton")[0].double()
     exact = inputs.double().call("reference")[0]
     assert relative_error(o, exact) < 6e-3
@@ -97,7 +101,7 @@ def test_bfloat16_sums_are_float32(kind):
 @pytest.mark.parametrize("kind", ["affine token", "channel", "delta token"])
 def test_strides_change_no_bit(kind):
     """Case D21."""
-    inputs = make_inputs(Case(**{**KINDS[kind], "N": 66, "B": 1, "dtype": F32}))
+    inputs = on_device(kind, N=66)
     plain, _ = inputs.call("triton")
     for name, x in inputs.tensors.items():
         inputs.tensors[name] = x.transpose(1, -1).contiguous().transpose(1, -1)
@@ -110,7 +114,7 @@ def test_strides_change_no_bit(kind):
 @pytest.mark.parametrize("kind", ["affine token", "channel", "delta channel"])
 def test_what_is_masked_does_not_matter(kind):
     """Case D7, to the bit."""
-    inputs = make_inputs(Case(**{**KINDS[kind], "N": 70, "B": 1, "dtype": F32, "mask": True}))
+    inputs = on_device(kind, N=70, mask=True)
     first = inputs.call("triton")
     here = inputs.options["mask"]
     for name, x in inputs.tensors.items():
@@ -123,7 +127,7 @@ def test_what_is_masked_does_not_matter(kind):
 
 def test_pieces_equal_the_whole():
     """Case D4, the last pieces single tokens."""
-    inputs = make_inputs(Case(N=70, B=1, dtype=F32, decay="channel", delta=True))
+    inputs = on_device("delta channel", N=70)
     o, state = inputs.call("triton")
     S, found = None, []
     for i, j in ((0, 37), (37, 68), (68, 69), (69, 70)):
@@ -135,9 +139,9 @@ def test_pieces_equal_the_whole():
 
 
 def test_what_the_kernels_do_not_take_is_refused():
-    x = torch.zeros(1, 4, 1, 8)
+    x = torch.zeros(1, 4, 1, 8, device=TRITON_DEVICE)
     with pytest.raises(TypeError, match=r"q: got torch.float64; expected with backend=\"triton\""):
         linear_attention(x.double(), x.double(), x.double(), backend="triton")
-    wide = torch.zeros(1, 4, 1, 257)
+    wide = torch.zeros(1, 4, 1, 257, device=TRITON_DEVICE)
     with pytest.raises(ValueError, match=r"q: got 257 channels; expected Dk and Dv up to 256"):
         linear_attention(x, x, wide, backend="triton")

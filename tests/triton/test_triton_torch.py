@@ -6,7 +6,7 @@ import torch
 from convolution_calls import make
 from linattn import backends, causal_conv1d, linear_attention
 from linattn.testing import Case, make_inputs
-from operator_calls import KINDS, leaves_of
+from operator_calls import KINDS, TRITON_DEVICE, leaves_of
 from test_torch_operators import operator_arguments
 
 pytestmark = pytest.mark.skipif(
@@ -17,7 +17,7 @@ SOME = pytest.mark.parametrize("kind", ["affine token", "channel", "delta head",
 
 def inputs_of(kind, **options):
     case = {"N": 20, "B": 1, "heads": (2, 1, 2), "dtype": torch.float32, **KINDS[kind], **options}
-    return make_inputs(Case(**case))
+    return make_inputs(Case(**case)).to(TRITON_DEVICE)
 
 
 @SOME
@@ -38,7 +38,7 @@ def test_opcheck(kind, packed):
 
 def test_opcheck_of_the_convolution():
     tensors, options = make(N=9, C=3, dtype=torch.float32)
-    leaves = {n: x.requires_grad_() for n, x in tensors.items()}
+    leaves = {n: x.to(TRITON_DEVICE).requires_grad_() for n, x in tensors.items()}
     torch.library.opcheck(
         torch.ops.linattn.triton_convolution.default,
         (leaves["x"], leaves["weight"], leaves["bias"], options["activation"] == "silu", None,
@@ -55,7 +55,7 @@ def test_compiled_in_one_graph(kind):
         return causal_conv1d(o.flatten(2), weight, backend="triton")
 
     inputs = leaves_of(inputs_of(kind))
-    weight = torch.randn(14, 3)
+    weight = torch.randn(14, 3, device=TRITON_DEVICE)
     leaves = list(inputs.tensors.values())
     compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
     o, expected = compiled(**inputs.tensors), call(**inputs.tensors)
