@@ -24,7 +24,7 @@ test: install
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 # The CPU kernels as narrower processors run them; the widest set is part of `make test`. From it
-# avx512 differs in how bfloat16 is rounded, which tests/cpu and the convolution's see.
+# avx512 differs in how bfloat16 is rounded and multiplied, which tests/cpu and the convolution's see.
 ISA_TESTS := tests/test_convolution.py tests/cpu
 test-isas: install
 	for isa in generic avx2 avx512; do \

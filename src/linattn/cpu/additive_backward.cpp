@@ -32,6 +32,7 @@ struct Backward {
 
   Backward(Workspace& w, const Problem& p, int slots) {
     const int Dk = padded<T>(p.Dk), Dv = padded<T>(p.Dv);
+    w.rounded = is_bfloat16(p);
     for (Matrix<T>* x : {&q, &k, &q_read, &k_write, &dq, &dk, &d_read, &d_write})
       *x = w.matrix<T>(kChunk, Dk);
     for (Matrix<T>* x : {&v, &G, &dv}) *x = w.matrix<T>(kChunk, Dv);
@@ -57,6 +58,7 @@ struct Backward {
       sums[c].k = sum_k;
       sums[c].v = sum_v;
     }
+    w.rounded = false;  // as in forward
     if (p.decay == Decay::kChannel) {
       channel.take(w, Dk);
       channel_gradient.take(w, Dk);

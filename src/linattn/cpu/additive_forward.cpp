@@ -23,6 +23,7 @@ struct Forward {
 
   Forward(Workspace& w, const Problem& p, int slots) {
     const int Dk = padded<T>(p.Dk);
+    w.rounded = is_bfloat16(p);
     q = w.matrix<T>(kChunk, Dk);
     k = w.matrix<T>(kChunk, Dk);
     v = w.matrix<T>(kChunk, p.Dv);
@@ -34,6 +35,7 @@ struct Forward {
     gates = w.take<T>(kChunk);
     one = w.take<T>(kChunk);
     norm = w.take<T>(kChunk);
+    w.rounded = false;  // inverse decays are large, and a decay's gradient what cancelling leaves
     if (p.decay == Decay::kChannel) channel.take(w, Dk);
     totals.take(w, p, slots);
   }

@@ -19,6 +19,7 @@ struct Noncausal {
 
   Noncausal(Workspace& w, const Problem& p, int slots) {
     const int Dk = padded<T>(p.Dk), Dv = padded<T>(p.Dv);
+    w.rounded = is_bfloat16(p);
     for (Matrix<T>* x : {&q, &k, &dq, &dk}) *x = w.matrix<T>(kChunk, Dk);
     for (Matrix<T>* x : {&v, &out}) *x = w.matrix<T>(kChunk, Dv);
     transposed = w.matrix<T>(Dv, Dk);

@@ -9,6 +9,8 @@ namespace LINATTN_ISA {
 
 class Workspace {
  public:
+  bool rounded = false;  // of the matrices handed out from now on
+
   // Before `allocate` this only counts, and hands out nothing that may be touched.
   template <class T>
   T* take(size_t n) {
@@ -18,7 +20,9 @@ class Workspace {
   }
   template <class T>
   Matrix<T> matrix(int rows, int cols) {
-    return Matrix<T>(take<T>(Matrix<T>::size(rows, cols)), rows, cols);
+    Matrix<T> x(take<T>(Matrix<T>::size(rows, cols)), rows, cols);
+    x.rounded = rounded;
+    return x;
   }
   size_t used() const { return used_; }
   bool allocate(size_t bytes) {

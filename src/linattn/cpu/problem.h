@@ -47,6 +47,13 @@ struct Problem {
   void* dinitial_state = nullptr;
 };
 
+// Whether what is multiplied was bfloat16 before it was scaled or summed, so that rounding it to
+// that again costs about what rounding the result does.
+inline bool is_bfloat16(const Problem& p) {
+  const auto is = [](const View& x) { return x.dtype == Dtype::kBFloat16; };
+  return is(p.q) && is(p.k) && is(p.v);
+}
+
 // One unit of work: all heads of a run that share some head of q, k or v.
 inline int64_t heads_together(const Problem& p) {
   const auto lcm = [](int64_t a, int64_t b) {

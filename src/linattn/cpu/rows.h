@@ -5,7 +5,7 @@
 #endif
 
 #include "problem.h"
-#include "tile.h"
+#include "product.h"
 
 namespace linattn {
 namespace LINATTN_ISA {

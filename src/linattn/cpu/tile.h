@@ -1,4 +1,4 @@
-// All SIMD of the kernels: vectors, the matrix layout, the matrix product, transposes and exp.
+// Vectors, the matrix layout, transposes and exp; the matrix product is in product.h.
 //
 // GCC vector extensions; the file is compiled once for each instruction set (LINATTN_ISA), and
 // the width of a vector follows from the compiler's flags. Nothing here allocates.
@@ -95,6 +95,7 @@ template <class T>
 struct Matrix {
   T* p = nullptr;
   int rows = 0, cols = 0, pitch = 1, shift = 0;  // cols padded; pitch = 2^shift: columns of a panel
+  bool rounded = false;  // whether a product may round its numbers to bfloat16
 
   Matrix() = default;
   Matrix(T* memory, int rows_, int cols_) : p(memory), rows(rows_), cols(padded<T>(cols_)) {
@@ -108,145 +109,6 @@ struct Matrix {
   void zero() const { memset(p, 0, size() * sizeof(T)); }
   void copy(const Matrix& x) const { memcpy(p, x.p, size() * sizeof(T)); }
 };
-
-// Which part of a product is computed: A or C may be lower triangular (j <= i), A^T upper.
-enum class Part { kAll, kLowerA, kUpperA, kLowerC };
-
-// C = A B, or C = row_i column_j C + A B, or either with -A B.
-template <class T>
-struct Into {
-  bool minus = false;
-  bool add = false;             // C stays, times:
-  const T* rows = nullptr;      // one factor for each row,
-  const T* columns = nullptr;   // or one for each column,
-  T factor = 1;                 // and one for all
-};
-
-// Rows of memory that will be wanted soon, asked for a few with each tile of a product. All at once
-// they wait for each other, and the loads behind them for all.
-struct Ahead {
-  static constexpr int kMost = 8;           // tensors
-  static constexpr int kLines = 16;         // a tile: as many as a core has in flight
-  struct Rows {
-    const char* p;
-    int64_t stride;
-    int n, bytes;
-  };
-  Rows rows[kMost];
-  int count = 0, which = 0, row = 0, byte = 0;
-
-  void clear() { count = which = row = byte = 0; }
-  void add(const char* p, int64_t stride, int n, int bytes) {
-    if (n > 0 && count < kMost) rows[count++] = {p, stride, n, bytes};
-  }
-  LINATTN_INLINE void ask() {
-    for (int lines = kLines; lines > 0 && which < count; --lines) {
-      const Rows& x = rows[which];
-      __builtin_prefetch(x.p + row * x.stride + byte, 0, 2);
-      byte += 64;
-      if (byte < x.bytes) continue;
-      byte = 0;
-      if (++row < x.n) continue;
-      row = 0;
-      ++which;
-    }
-  }
-};
-
-namespace detail {
-
-template <class T, int NV>
-LINATTN_INLINE void tile(
-    T* c, int c_pitch, const T* a, ptrdiff_t a_row, ptrdiff_t a_k, int a_panel, ptrdiff_t a_next,
-    const T* b, int b_pitch, int k0, int k1, const Into<T>& into, int i, int j) {
-  Vec<T> acc[kRows][NV];
-  LINATTN_UNROLL
-  for (int r = 0; r < kRows; ++r) {
-    LINATTN_UNROLL
-    for (int v = 0; v < NV; ++v) acc[r][v] = Vec<T>{};
-  }
-  const T* bp = b + size_t(k0) * b_pitch;
-  for (int k = k0; k < k1;) {
-    const int panel = k / a_panel, last = (panel + 1) * a_panel;
-    const int stop = last < k1 ? last : k1;
-    const T* ap = a + panel * a_next + (k - panel * a_panel) * a_k;
-    for (; k < stop; ++k, ap += a_k, bp += b_pitch) {
-      Vec<T> bv[NV];
-      LINATTN_UNROLL
-      for (int v = 0; v < NV; ++v) bv[v] = load(bp + v * kLanes<T>);
-      LINATTN_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        const Vec<T> x = broadcast(ap[r * a_row]);
-        LINATTN_UNROLL
-        for (int v = 0; v < NV; ++v) acc[r][v] += x * bv[v];
-      }
-    }
-  }
-  // C is added last: a state of many tokens would swallow the terms one by one.
-  LINATTN_UNROLL
-  for (int r = 0; r < kRows; ++r) {
-    const T row = into.rows ? into.rows[i + r] * into.factor : into.factor;
-    LINATTN_UNROLL
-    for (int v = 0; v < NV; ++v) {
-      T* out = c + r * c_pitch + v * kLanes<T>;
-      Vec<T> x = into.minus ? -acc[r][v] : acc[r][v];
-      if (into.add) {
-        Vec<T> old = load(out) * row;
-        if (into.columns) old *= load(into.columns + j + v * kLanes<T>);
-        x += old;
-      }
-      store(out, x);
-    }
-  }
-}
-
-}  // namespace detail
-
-// C [M, N] from A [M, K] (TA: A is stored as its transpose [K, M]) and B [K, N].
-// M is rounded up to whole tiles, N to whole padded columns: a matrix has no unwritten ones.
-template <class T, bool TA = false>
-inline void product(
-    const Matrix<T>& C, const Matrix<T>& A, const Matrix<T>& B, int M, int N, int K,
-    Part part = Part::kAll, const Into<T>& into = Into<T>(), Ahead* ahead = nullptr) {
-  const int lanes = kLanes<T>;
-  N = padded<T>(N);
-  const int a_panel = TA ? 1 << 30 : A.pitch;
-  const ptrdiff_t a_next = TA ? 0 : ptrdiff_t(A.rows) * A.pitch;
-  const ptrdiff_t a_row = TA ? 1 : A.pitch, a_k = TA ? A.pitch : 1;
-  for (int j = 0; j < N; j += B.pitch) {
-    const int width = N - j < B.pitch ? N - j : B.pitch;
-    for (int i = 0; i < M; i += kRows) {
-      int k0 = 0, k1 = K, vectors = (width + lanes - 1) / lanes;
-      if (part == Part::kLowerA && i + kRows < K) k1 = i + kRows;
-      if (part == Part::kUpperA) k0 = i;
-      if (part == Part::kLowerC) {
-        if (j > i + kRows - 1) continue;
-        const int most = (i + kRows - j + lanes - 1) / lanes;
-        if (most < vectors) vectors = most;
-      }
-      if (ahead) ahead->ask();
-      const T* a = TA ? A.at(0, i) : A.at(i, 0);
-      const T* b = B.at(0, j);
-      T* c = C.at(i, j);
-      switch (vectors) {
-        case 1:
-          detail::tile<T, 1>(c, C.pitch, a, a_row, a_k, a_panel, a_next, b, B.pitch, k0, k1, into, i, j);
-          break;
-        case 2:
-          detail::tile<T, 2>(c, C.pitch, a, a_row, a_k, a_panel, a_next, b, B.pitch, k0, k1, into, i, j);
-          break;
-#if LINATTN_TILE_VECTORS > 2
-        case 3:
-          detail::tile<T, 3>(c, C.pitch, a, a_row, a_k, a_panel, a_next, b, B.pitch, k0, k1, into, i, j);
-          break;
-        case 4:
-          detail::tile<T, 4>(c, C.pitch, a, a_row, a_k, a_panel, a_next, b, B.pitch, k0, k1, into, i, j);
-          break;
-#endif
-      }
-    }
-  }
-}
 
 namespace detail {
 
