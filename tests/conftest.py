@@ -7,6 +7,8 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
+os.environ["COLUMNS"] = "200"  # the console breaks no message that a test reads
+
 from linattn import cpu
 
 if "LINATTN_TEST_LIBRARY" in os.environ:  # the native kernels of another build: make sanitize

@@ -21,6 +21,23 @@ from operator_calls import (
     pick,
 )
 
+# --- what is stored -------------------------------------------------------------------------------
+
+
+@fast
+@kinds
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("N", [100, 600])  # the longer one is cut into parts
+def test_states_of_sixteen_bit_inputs_have_the_digits_of_float32(backend, kind, dtype, N):
+    """Of 16 bits are q, k, v and o alone: a decayed key on its way into the state is not."""
+    inputs = inputs_of(kind, N=N, B=1, heads=(1, 1, 1), Dk=64, Dv=64, dtype=dtype, mask=True)
+    exact = {n: x if x.dtype == torch.bool else x.double() for n, x in inputs.tensors.items()}
+    _, expected = linear_attention(**exact, **inputs.options, return_state=True)
+    _, state = inputs.call(backend)
+    assert state.dtype == torch.float32
+    assert relative_error(state.double(), expected) < 1e-5
+
+
 # --- cuts of a sequence ---------------------------------------------------------------------------
 
 

@@ -227,13 +227,13 @@ BAD = {
 def test_bad_flags_are_named(name, tmp_path):
     flags, message = BAD[name]
     words = ["eval", "induction-heads", "--steps", "2", "--examples", "64", "--output"]
-    result = runner.invoke(app, [*words, str(tmp_path), *flags], env={"COLUMNS": "200"})
+    result = runner.invoke(app, [*words, str(tmp_path), *flags])
     assert result.exit_code == 2, result.output
     assert message in " ".join(result.output.replace("│", " ").split()), result.output
 
 
 def test_a_task_that_reads_files_wants_a_folder(tmp_path):
-    result = runner.invoke(app, ["eval", "imdb", "--output", str(tmp_path)], env={"COLUMNS": "200"})
+    result = runner.invoke(app, ["eval", "imdb", "--output", str(tmp_path)])
     assert result.exit_code == 2
     assert "path: got None" in result.output
 

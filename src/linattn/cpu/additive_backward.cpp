@@ -130,6 +130,7 @@ struct Backward {
       into.add = true;
       into.factor = channels ? T(1) : decay.total;
       into.columns = channels ? channel.total : nullptr;
+      into.exact = p.decay != Decay::kNone;  // as in forward
       product<T, true>(states[c + 1], v, k, v.cols, k.cols, kChunk, Part::kAll, into, &ahead);
       if (!p.affine) continue;
       load_presence(one, p, s, kChunk);

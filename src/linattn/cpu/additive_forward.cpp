@@ -136,6 +136,7 @@ struct Forward {
     into.add = true;
     into.factor = channels ? T(1) : decay.total;
     into.rows = channels ? channel.total : nullptr;
+    into.exact = p.decay != Decay::kNone;  // k is no longer as it was given
     product<T, true>(state.S, k, v, state.S.rows, p.Dv, kChunk, Part::kAll, into, &ahead);
     if (p.affine) add_constant_to_state();
   }

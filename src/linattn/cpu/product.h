@@ -17,6 +17,7 @@ struct Into {
   const T* rows = nullptr;      // one factor for each row,
   const T* columns = nullptr;   // or one for each column,
   T factor = 1;                 // and one for all
+  bool exact = false;           // A and B are not rounded: a state is the caller's too
 };
 
 // Rows of memory that will be wanted soon, asked for a few with each tile of a product. All at once
@@ -148,7 +149,7 @@ LINATTN_INLINE void tile_of_pairs(
 
 // C [M, N] from A [M, K] (TA: A is stored as its transpose [K, M]) and B [K, N].
 // M is rounded up to whole tiles, N to whole padded columns: a matrix has no unwritten ones.
-// Both rounded: the numbers are rounded to bfloat16 and the sums are not, where that is faster.
+// Both rounded: their numbers are rounded to bfloat16 where that is faster; the sums never are.
 template <class T, bool TA = false>
 inline void product(
     const Matrix<T>& C, const Matrix<T>& A, const Matrix<T>& B, int M, int N, int K,
@@ -162,7 +163,7 @@ inline void product(
   constexpr bool kHasPairs = sizeof(T) == 4;
   Pairs pairs;
   M = round_up(M, kRows);
-  const bool by_pairs = kHasPairs && A.rounded && B.rounded && Pairs::fits(M, K);
+  const bool by_pairs = kHasPairs && A.rounded && B.rounded && !into.exact && Pairs::fits(M, K);
   if constexpr (kHasPairs) {
     if (by_pairs && TA) pairs.fill_a_transposed(A, M, K);
     if (by_pairs && !TA) pairs.fill_a(A, M, K);
