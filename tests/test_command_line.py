@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -69,6 +70,33 @@ def test_ctrl_c_keeps_the_rows_that_are_finished(tmp_path):
     assert 0 < len(rows) < 400
     assert all(r["status"] == "ok" for r in rows)
     assert (tmp_path / "time.png").exists()
+
+
+def is_interrupt_blocked():
+    raise SystemExit(int(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+
+
+BLOCKED = """
+import multiprocessing
+from linattn._bench_process import _interrupts_held
+from test_command_line import is_interrupt_blocked
+
+if __name__ == "__main__":
+    worker = multiprocessing.get_context("forkserver").Process(target=is_interrupt_blocked)
+    with _interrupts_held():
+        worker.start()
+    worker.join()
+    raise SystemExit(10 + worker.exitcode)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are blocked on POSIX")
+def test_the_first_worker_too_is_born_with_ctrl_c_blocked(tmp_path):
+    """Case: what multiprocessing starts beside it unblocked the signal again."""
+    script = tmp_path / "blocked.py"
+    script.write_text(BLOCKED)
+    path = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    assert subprocess.run([sys.executable, str(script)], env=path, check=False).returncode == 11
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from typing import Any
 
 from linattn._bench_methods import Problem
@@ -22,6 +23,7 @@ def _interrupts_held() -> Iterator[None]:
     if os.name != "posix":
         yield
         return
+    resource_tracker.ensure_running()  # else starting the worker starts it, which lifts the block
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
