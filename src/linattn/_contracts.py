@@ -15,7 +15,7 @@ from torch import Tensor
 
 from linattn import triton
 from linattn._tangents import no_second_derivative, refuse_tangents
-from linattn._validation import state_dtype, without_autocast
+from linattn._validation import launching, state_dtype, without_autocast
 from linattn._vmap import batching_rule
 
 _library = torch.library.Library("linattn", "DEF")
@@ -51,13 +51,17 @@ def forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Run a checked call of `linear_attention` on a fast backend; return o and the final state."""
     if backend == "triton":
-        triton.require_supported("q", q, q.shape[3], v.shape[3])
+        heads = max(q.shape[2], k.shape[2], v.shape[2])
+        triton.require_supported("q", q, q.shape[3], v.shape[3], heads=heads)
     if q.shape[1] == 1 and cu_seqlens is None:  # one token is causal and not
         from linattn.chunked import step
 
+        context = without_autocast(q)
         if backend == "triton" and _is_plain(q, k, v, log_decay, beta, mask, initial_state):
             from linattn.triton import step  # type: ignore[no-redef]
-        with without_autocast(q):
+
+            context = launching(q)
+        with context:
             return step.forward(
                 q, k, v, log_decay, beta, mask, initial_state, out_state, scale, bias, normalize
             )
@@ -79,12 +83,17 @@ def forward(
 
 
 def _is_plain(*given: Tensor | None) -> bool:
-    """Return whether a kernel may be launched as it stands: nothing is recorded, traced, mapped."""
+    """Return whether a kernel may be launched as it stands: nothing is recorded, traced, mapped.
+
+    Nor is a sign still to be turned (x.conj().imag), which the dispatcher would see to.
+    """
     if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     tensors = [x for x in given if x is not None]
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    return not recorded and all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
+    return not recorded and all(
+        type(x) in (Tensor, torch.nn.Parameter) and not x.is_neg() for x in tensors
+    )
 
 
 def _module(backend: str, name: str) -> Any:
@@ -95,11 +104,11 @@ def _kernels(backend: str, family: str) -> tuple[Any, Any]:
     """Return what runs an operator and its backward: the functions of the backend's module."""
 
     def forward(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-        with without_autocast(q):
+        with launching(q):
             return _module(backend, family).forward(q, *rest)
 
     def backward(grad_o: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        with without_autocast(grad_o):
+        with launching(grad_o):
             return _module(backend, family).backward(grad_o, *rest[:-1])  # not `save`
 
     return forward, backward

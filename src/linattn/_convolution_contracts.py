@@ -10,7 +10,7 @@ from torch import Tensor
 
 from linattn import triton
 from linattn._tangents import no_second_derivative, refuse_tangents
-from linattn._validation import without_autocast
+from linattn._validation import launching
 from linattn._vmap import convolution_batching_rule
 
 _library = torch.library.Library("linattn", "FRAGMENT")
@@ -69,11 +69,11 @@ def _register(backend: str) -> None:
         return importlib.import_module(f"linattn.{backend}.convolution")
 
     def run(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-        with without_autocast(x):
+        with launching(x):
             return kernels().forward(x, *rest)
 
     def run_backward(grad_o: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        with without_autocast(grad_o):
+        with launching(grad_o):
             return kernels().backward(grad_o, *rest)
 
     def differentiate(ctx: Any, grad_o: Tensor, grad_state: Tensor) -> tuple[Any, ...]:

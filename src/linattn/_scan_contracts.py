@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from linattn._tangents import no_second_derivative, refuse_tangents
-from linattn._validation import state_dtype, without_autocast
+from linattn._validation import launching, state_dtype
 from linattn._vmap import one_call_each
 
 _library = torch.library.Library("linattn", "FRAGMENT")
@@ -66,11 +66,11 @@ def _register(backend: str) -> None:
         return importlib.import_module(f"linattn.{backend}.selective_scan")
 
     def run(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-        with without_autocast(x):
+        with launching(x):
             return kernels().forward(x, *rest)
 
     def run_backward(grad_o: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        with without_autocast(grad_o):
+        with launching(grad_o):
             return kernels().backward(grad_o, *rest)
 
     def differentiate(ctx: Any, grad_o: Tensor, grad_state: Tensor) -> tuple[Any, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from typing import NoReturn
 
@@ -24,6 +25,13 @@ def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     if not torch.amp.is_autocast_available(x.device.type):
         return nullcontext()
     return torch.autocast(x.device.type, enabled=False)
+
+
+@contextmanager
+def launching(x: Tensor) -> Iterator[None]:
+    """Be without autocast, and on the GPU of x: Triton launches on whichever is the current one."""
+    with without_autocast(x), torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+        yield
 
 
 def reject(

@@ -85,3 +85,14 @@ def test_compiled_by_inductor(kind):
 
     expected = call(**inputs.tensors)
     torch.testing.assert_close(torch.compile(call, fullgraph=True)(**inputs.tensors), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("N", [1, 100])
+def test_tensors_on_a_gpu_that_is_not_the_current_one(N):
+    """Case: Triton launches on the current GPU, wherever the tensors are."""
+    x = torch.randn(1, N, 2, 32)
+    with torch.cuda.device(0):
+        found = linear_attention(*(x.to("cuda:1") for _ in range(3)), backend="triton")
+    torch.testing.assert_close(found.cpu(), linear_attention(x, x, x), rtol=1e-4, atol=1e-5)

@@ -145,3 +145,6 @@ def test_what_the_kernels_do_not_take_is_refused():
     wide = torch.zeros(1, 4, 1, 257, device=TRITON_DEVICE)
     with pytest.raises(ValueError, match=r"q: got 257 channels; expected Dk and Dv up to 256"):
         linear_attention(x, x, wide, backend="triton")
+    many = torch.zeros(1, 2, 65536, 1, device=TRITON_DEVICE)
+    with pytest.raises(ValueError, match="heads: got 65536; expected up to 65535"):
+        linear_attention(many, many, many, backend="triton")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_CHANNELS = 256  # Dk and Dv: a column of states fits the registers of a program
+MOST_HEADS = 65535  # the second dimension of a grid
 
 
 def is_interpreted() -> bool:
@@ -62,12 +63,12 @@ def _load() -> tuple[bool, str]:
     return False, f"triton {triton.__version__} finds no GPU here"
 
 
-def require_supported(name: str, x: Tensor, *channels: int) -> None:
+def require_supported(name: str, x: Tensor, *channels: int, heads: int = 1) -> None:
     """Refuse what the kernels do not take.
 
     Raises:
         TypeError: float64.
-        ValueError: more than 256 channels.
+        ValueError: more than 256 channels or 65535 heads.
     """
     from linattn._validation import reject
 
@@ -77,3 +78,5 @@ def require_supported(name: str, x: Tensor, *channels: int) -> None:
     if max(channels, default=0) > MOST_CHANNELS:
         expected = f'Dk and Dv up to {MOST_CHANNELS} with backend="triton"'
         reject(name, f"{max(channels)} channels", expected)
+    if heads > MOST_HEADS:
+        reject("heads", heads, f'up to {MOST_HEADS} with backend="triton"')

@@ -30,7 +30,7 @@ def strided(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
 
 def block(D: int, dtype: torch.dtype) -> int:
     """Return the width of a tile of D channels: as few tiles as leave less than 32 idle."""
-    most = 32 if dtype == torch.float32 else 64  # float32 at 64 does not fit the registers
+    most = 64 if dtype == torch.bfloat16 else 32  # 32 bits at 64 do not fit the registers
     width = max(16, triton.next_power_of_2(D)) if D <= 64 or D % 64 in (0, *range(33, 64)) else 32
     return min(most, width)
 
@@ -115,7 +115,9 @@ class Chunks:
         """Return a coordinate [B, N, H] in float32, a number as a view of one element."""
         if isinstance(value, Tensor):
             return value
-        return torch.full((), value, device=self.table.device).expand(self.B, self.N, self.H)
+        return torch.full((), value, dtype=torch.float32, device=self.table.device).expand(
+            self.B, self.N, self.H
+        )
 
     def decay(self, g: Tensor | None) -> tuple[Tensor, tuple[int, ...]]:
         """Return a log-decay as kernels take it, [H] as [B, N, H]."""

@@ -31,23 +31,35 @@ def narrow(x, DTYPE: tl.constexpr):
 
 @triton.jit
 def dot(a, b, DTYPE: tl.constexpr, PRECISION: tl.constexpr):
-    """Return the float32 product of two tiles that are rounded to a dtype first."""
+    """Return the float32 product of two float32 tiles that are rounded to a dtype first.
+
+    For float16 to tf32, which has its digits and the range of float32: states and sums of weights
+    go beyond 65504.
+    """
+    if DTYPE == tl.float16:
+        return tl.dot(a, b, input_precision="ieee" if PRECISION == "ieee" else "tf32")
     return tl.dot(narrow(a, DTYPE), narrow(b, DTYPE), input_precision=PRECISION)
+
+
+@triton.jit
+def finite(g):
+    """Return log-decays, -inf as RESET. A NaN stays one: tl.maximum would drop it."""
+    return tl.where(g < RESET, RESET, g)
 
 
 @triton.jit
 def cumulate(g):
     """Return g_0 + ... + g_t for log-decays [C] in float64."""
-    return tl.cumsum(tl.maximum(g.to(tl.float64), RESET), axis=0)
+    return tl.cumsum(finite(g.to(tl.float64)), axis=0)
 
 
 @triton.jit
 def total_of(g):
     """Return the sum of log-decays [C] in float64."""
-    return tl.sum(tl.maximum(g.to(tl.float64), RESET), axis=0)
+    return tl.sum(finite(g.to(tl.float64)), axis=0)
 
 
 @triton.jit
 def fade(difference):
     """Return exp of a float64 difference of cumulated log-decays, in float32; it is <= 1."""
-    return tl.exp(tl.minimum(difference, 0.0).to(tl.float32))
+    return tl.exp(tl.where(difference > 0.0, 0.0, difference).to(tl.float32))

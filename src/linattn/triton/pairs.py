@@ -17,14 +17,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from linattn.triton.numerics import RESET, cumulate, dot, fade, total_of
+from linattn.triton.numerics import cumulate, dot, fade, finite, total_of
 from linattn.triton.tiles import chunk_of, load_column, load_tile, store_pairs, store_tile
 
 
 @triton.jit
 def load_gates(g, row, t, head, there, d, D):
     """Return log-decays [C, len(d)], finite; 0 where nothing is."""
-    return tl.maximum(load_tile(g, row, t, head, there, d, D), RESET)
+    return finite(load_tile(g, row, t, head, there, d, D))
 
 
 @triton.jit

@@ -100,6 +100,7 @@ def channel_backward_kernel(
     if KEYS:
         dk_ += dq_ + load_tile(dk, row, t, head, there, d, D)
         dg_ += load_tile(dg, row, t, head, there, d, D)
+        tl.debug_barrier()  # several warps may hold one small tile: all read before one writes
     else:
         diagonal = tl.load(d_scores + i * (C + 1))[:, None] * scale
         dq_, dk_ = dq_ + diagonal * k_, dk_ + diagonal * q_
@@ -168,7 +169,9 @@ def token_backward_kernel(
         dg_ = tl.sum(tl.where(earlier, 0.0, crossed[:, None]), axis=0)
         dg_ += tl.sum(tl.where(earlier, left[:, None], 0.0), axis=0)
         dg_ += passed * fade(last)
-        place = dg[0] + row * dg[1][0] + t * dg[1][1] + head * dg[1][2] + tile * dg[1][3]
+        place = (
+            dg[0] + row * dg[1][0] + t * dg[1][1] + head.to(tl.int64) * dg[1][2] + tile * dg[1][3]
+        )
         tl.store(place, tl.where(there, dg_, 0.0), mask=own)
 
 

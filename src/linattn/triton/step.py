@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from linattn.triton.layout import strided
-from linattn.triton.numerics import RESET, narrow
+from linattn.triton.numerics import finite, narrow
 
 COLUMNS = 32  # of the state, of all Dk rows, a program updates
 
@@ -21,8 +21,9 @@ def step_kernel(
     DECAY: tl.constexpr, DELTA: tl.constexpr, MASKED: tl.constexpr, INITIAL: tl.constexpr,
 ):  # fmt: skip
     """Update BV columns of a head's state and write what the query reads of them."""
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    d, e = tl.arange(0, BD), tl.program_id(2) * BV + tl.arange(0, BV)
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    d = tl.arange(0, BD).to(tl.int64)  # a stride may be anything
+    e = (tl.program_id(2) * BV + tl.arange(0, BV)).to(tl.int64)
     in_d, in_e = d < D, e < DV
     there = 1
     if MASKED:
@@ -51,10 +52,10 @@ def step_kernel(
         at_g = g[0] + row * g[1][0] + head * g[1][2]
         if DECAY == 2:
             g_ = tl.load(at_g + d * g[1][3], mask=some_d, other=0).to(tl.float32)
-            S *= tl.exp(tl.maximum(g_, RESET))[:, None]
+            S *= tl.exp(finite(g_))[:, None]
         else:
             gate = tl.load(at_g, mask=there != 0, other=0).to(tl.float32)
-            alpha = tl.exp(tl.maximum(gate, RESET))
+            alpha = tl.exp(finite(gate))
             S, last_row, last_column = S * alpha, last_row * alpha, last_column * alpha
             corner = corner * alpha
     if DELTA:

@@ -41,7 +41,7 @@ def _kept(mask, row, t, own, MASKED: tl.constexpr):
 @triton.jit
 def _tap(weight, c, w, CHANNELS_):
     """Return the weights [1, len(c)] of one tap in float32."""
-    places = weight[0] + c * weight[1][0] + w * weight[1][1]
+    places = weight[0] + c.to(tl.int64) * weight[1][0] + w * weight[1][1]
     return tl.load(places, mask=c < CHANNELS_, other=0).to(tl.float32)[None, :]
 
 
@@ -78,7 +78,8 @@ def _before_activation(
     """Return y [T, len(c)] at tokens t."""
     y = tl.zeros([t.shape[0], c.shape[0]], tl.float32)
     if BIAS:
-        y += tl.load(bias[0] + c * bias[1][0], mask=c < CHANNELS_, other=0).to(tl.float32)[None, :]
+        places = bias[0] + c.to(tl.int64) * bias[1][0]
+        y += tl.load(places, mask=c < CHANNELS_, other=0).to(tl.float32)[None, :]
     for w in tl.static_range(W):
         x_ = _load_inputs(
             x, mask, state, row, t - (W - 1) + w, begin, end, sequence, c, CHANNELS_, W,

@@ -31,21 +31,21 @@ def chunk_of(table, chunk, mask, C: tl.constexpr, MASKED: tl.constexpr, AHEAD: t
 @triton.jit
 def load_column(x, row, t, head, there):
     """Return the numbers [C] of a [B, N, H] tensor in float32; 0 where no token is."""
-    place = x[0] + row * x[1][0] + head * x[1][2]
+    place = x[0] + row * x[1][0] + head.to(tl.int64) * x[1][2]
     return tl.load(place + t * x[1][1], mask=there, other=0).to(tl.float32)
 
 
 @triton.jit
 def store_column(x, value, row, t, head, own):
     """Write the numbers [C] to a float32 [B, N, H] tensor."""
-    place = x[0] + row * x[1][0] + head * x[1][2]
+    place = x[0] + row * x[1][0] + head.to(tl.int64) * x[1][2]
     tl.store(place + t * x[1][1], value, mask=own)
 
 
 @triton.jit
 def load_tile(x, row, t, head, there, d, D):
     """Return a tile [C, len(d)] of a [B, N, H, D] tensor in float32; 0 where nothing is."""
-    place = x[0] + row * x[1][0] + head * x[1][2]
+    place = x[0] + row * x[1][0] + head.to(tl.int64) * x[1][2]
     places = place + t[:, None] * x[1][1] + d[None, :].to(tl.int64) * x[1][3]
     return tl.load(places, mask=there[:, None] & (d < D)[None, :], other=0).to(tl.float32)
 
@@ -53,7 +53,7 @@ def load_tile(x, row, t, head, there, d, D):
 @triton.jit
 def store_tile(x, value, row, t, head, own, d, D):
     """Write a float32 tile [C, len(d)], rounded to the tensor's dtype."""
-    place = x[0] + row * x[1][0] + head * x[1][2]
+    place = x[0] + row * x[1][0] + head.to(tl.int64) * x[1][2]
     places = place + t[:, None] * x[1][1] + d[None, :].to(tl.int64) * x[1][3]
     DTYPE: tl.constexpr = x[0].dtype.element_ty
     value = narrow(value, DTYPE).to(DTYPE)

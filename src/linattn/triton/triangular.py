@@ -111,6 +111,7 @@ def written_kernel(
         more = -sign * dot(tl.trans(keys_), out_, DTYPE, PRECISION)
         if REVERSED:
             more += tl.load(met, mask=inside, other=0)
+            tl.debug_barrier()  # several warps may hold one small tile: all read before one writes
         tl.store(met, S, mask=inside)
         if DECAY:
             to_total = total + (chunk * H + head) * TOTAL_ROWS
