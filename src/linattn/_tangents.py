@@ -35,7 +35,8 @@ def no_second_derivative(function: str) -> Callable[..., NoReturn]:
     def refuse(*_: object) -> NoReturn:
         raise RuntimeError(
             f"{function}: second derivatives are not implemented by this backend; "
-            'use backend="reference", whose derivatives are exact to any order'
+            'use backend="reference", whose derivatives are exact to any order; of a model under '
+            "linattn.accelerate, linattn.decelerate"
         )
 
     return refuse

@@ -16,7 +16,7 @@ from budget import results
 from tiny_families import tiny
 
 import linattn
-from linattn.integrations import calls, switch
+from linattn.integrations import calls, marks, patches
 from linattn.integrations import transformers as adapters
 
 
@@ -42,7 +42,7 @@ def test_gradient_checkpointing_recomputes_on_the_same_path():
 
 def test_the_switch_is_idempotent_and_leaves_no_trace():
     module = importlib.import_module("transformers.models.qwen3_next.modeling_qwen3_next")
-    own = {name: getattr(module, name) for name in switch.ADAPTED if hasattr(module, name)}
+    own = {name: getattr(module, name) for name in patches.ADAPTED if hasattr(module, name)}
     model = tiny("qwen3_next")
     first, second = linattn.accelerate(model), linattn.accelerate(model)
     assert first == second
@@ -62,7 +62,7 @@ def test_the_switch_is_idempotent_and_leaves_no_trace():
 
 def test_all_models_at_once():
     report = linattn.accelerate_transformers()
-    assert set(report.changed) == set(switch.families())
+    assert set(report.changed) == set(patches.families())
     assert report.left["mamba.mamba_inner_fn"].startswith("returns None")
     assert calls.active()
     linattn.decelerate()
@@ -102,8 +102,8 @@ def test_a_copy_of_an_accelerated_model_is_accelerated():
     other = copy.deepcopy(model)
     assert torch.equal(other(x).logits, model(x).logits)
     linattn.decelerate(model)
-    assert calls.MARK in vars(other.backbone.layers[0].mixer)
-    assert calls.MARK not in vars(model.backbone.layers[0].mixer)
+    assert marks.MARK in vars(other.backbone.layers[0].mixer)
+    assert marks.MARK not in vars(model.backbone.layers[0].mixer)
     assert set(model.state_dict()) == set(other.state_dict())
 
 

@@ -12,7 +12,7 @@ from budget import FACTOR, excess, noise, results
 from tiny_families import DENSE, FAMILIES, tiny
 
 import linattn
-from linattn.integrations import switch
+from linattn.integrations import patches
 from linattn.integrations import transformers as adapters
 
 families = pytest.mark.parametrize("family", FAMILIES)
@@ -40,14 +40,14 @@ def tokens(*shape, seed=0):
 
 
 def test_every_family_of_the_installed_transformers_is_known():
-    assert set(switch.families()) == set(FAMILIES)
+    assert set(patches.families()) == set(FAMILIES)
 
 
 @families
 def test_every_function_around_an_adapted_one_is_known(family):
     """Or the layers that call it, and so what has an adapter, would not know of the switch."""
     module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
-    known = {*switch.ADAPTED, *switch.AROUND, *switch.LEFT}
+    known = {*patches.ADAPTED, *patches.AROUND, *patches.LEFT}
     for found in ast.parse(Path(module.__file__).read_text(encoding="utf-8")).body:
         if isinstance(found, ast.FunctionDef) and found.name not in known:
             names = {node.id for node in ast.walk(found) if isinstance(node, ast.Name)}
@@ -59,7 +59,7 @@ def test_logits_loss_and_every_gradient_agree(family, monkeypatch):
     """No further off than what the last bit of the weights makes of them, within a factor."""
     model, x = tiny(family), tokens(2, 37)
     calls = []
-    for name in (*switch.ADAPTED, *switch.WHOLE.values()):
+    for name in (*patches.ADAPTED, *patches.WHOLE.values()):
         adapter = getattr(adapters, name)
 
         def counted(*args, adapter=adapter, name=name, **kwargs):

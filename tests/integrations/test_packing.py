@@ -53,6 +53,18 @@ HALVES = [
     ({"position_ids": None}, r"position_ids: got None; expected \[1, N\], from 0 on"),
     ({"use_cache": True}, "use_cache: got a cache with packed sequences"),
     ({"attention_mask": torch.ones(1, 20)}, "attention_mask: got a mask with packed"),
+    (
+        {"position_ids": torch.arange(20)[None]},
+        r"cu_seq_lens_q: got packed sequences that begin at \[0, 8\]; expected .* at \[0\]",
+    ),
+    (
+        {"position_ids": torch.cat([torch.arange(9), torch.arange(11)])[None]},
+        r"begin at \[0, 8\]; expected the same as position_ids, which begin again at \[0, 9\]",
+    ),
+    (
+        {"seq_idx": torch.tensor([[0] * 9 + [1] * 11])},
+        r"seq_idx: got packed sequences that begin at \[0, 9\]",
+    ),
 ]
 
 
@@ -66,6 +78,26 @@ def test_packing_that_would_be_half_heard_is_refused(changes, message, everywher
     with pytest.raises(ValueError, match=message):
         model(x, **packed(**changes))
     model(x)  # and nothing of it is remembered
+
+
+@pytest.mark.parametrize("rows", [3, 4])
+def test_positions_of_several_axes(rows):
+    """Qwen3.5's [4, B, N], of which attention hears the first, and [3, B, N], which it does not."""
+    model, x = tiny("qwen3_5"), tokens(1, 20)
+    linattn.accelerate(model)
+    given = packed()
+    positions = given.pop("position_ids")[None].expand(rows, -1, -1)
+    bounds = given.pop("cu_seq_lens_q")
+    with pytest.raises(ValueError, match="position_ids: got a row of positions that start again"):
+        model(x, position_ids=positions, **given)
+    model(x, position_ids=torch.arange(20).expand(rows, 1, -1), **given)
+    if rows == 3:
+        with pytest.raises(ValueError, match=r"position_ids: got shape \[3, 1, 20\]; expected"):
+            model(x, position_ids=positions, cu_seq_lens_q=bounds, **given)
+        return
+    found = model(x, position_ids=positions, cu_seq_lens_q=bounds, **given).logits
+    alone = [model(x[:, i:j], use_cache=False).logits for i, j in ((0, 8), (8, 20))]
+    torch.testing.assert_close(found, torch.cat(alone, 1), rtol=1e-3, atol=1e-4)
 
 
 def test_positions_behind_padding_and_of_several_rows_are_no_packing():

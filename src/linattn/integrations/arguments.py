@@ -9,12 +9,13 @@ from torch import Tensor
 
 from linattn._validation import reject
 
-# Passed down by transformers to every layer, for other kinds of attention or other kernels.
+# Passed down by transformers to every layer, for other kinds of attention, other kernels, the loss.
 IDLE = frozenset({
     "cu_seq_lens_k", "max_length_q", "max_length_k", "max_seqlen", "position_ids", "use_cache",
     "output_attentions", "output_hidden_states", "output_router_logits", "num_items_in_batch",
     "return_dict", "cache_position", "chunk_size", "use_mambapy", "use_associative_scan",
-    "head_first", "cpu_cu_seqlens", "position_embeddings",
+    "head_first", "cpu_cu_seqlens", "position_embeddings", "is_causal", "token_type_ids",
+    "labels", "shift_labels", "ignore_index", "label_smoothing",
 })  # fmt: skip
 
 

@@ -15,22 +15,11 @@ from typing import Any
 
 from torch import Tensor
 
-from linattn._validation import is_readable, reject
+from linattn._validation import reject
+from linattn.integrations.marks import everywhere, is_marked
+from linattn.integrations.packing import BOUNDS, check_packing
 
-# Attributes of an accelerated module: the generation of the switch that accelerated it, and how
-# many `with accelerated(model)` it is in.
-MARK, DEPTH = "_linattn_accelerated", "_linattn_accelerated_depth"
-BOUNDS = ("cu_seqlens", "cu_seq_lens_q", "seq_idx")  # what says where packed sequences begin
-MIXING = ("glm5_next", "granitemoehybrid")  # families whose attention is not told of positions
 CACHES = ("cache", "past_key_values", "cache_params")  # names of a cache among arguments
-
-
-class _Switch:
-    """The state of the switch; under DEPTH, how many `with accelerated()` there are."""
-
-    everywhere = False  # all models are accelerated
-    generation = 0  # `decelerate()` begins a new one, in which no mark counts
-    lock = threading.Lock()  # on counts, which several threads change
 
 
 class _Inside(threading.local):
@@ -38,28 +27,17 @@ class _Inside(threading.local):
     packed = False  # whether the model was told of packed sequences
 
 
-switch = _Switch()
 _inside = _Inside()
 
 
 def active() -> bool:
     """Return whether a call now runs on this library."""
-    return _everywhere() or _inside.depth > 0
-
-
-def _everywhere() -> bool:
-    return switch.everywhere or switch.__dict__.get(DEPTH, 0) > 0
+    return everywhere.mark.is_on() or _inside.depth > 0
 
 
 def original(found: object) -> Any:
     """Return what a stand-in replaces; None: it is no stand-in."""
     return getattr(found, "_replaces", None)
-
-
-def _accelerated(module: Any) -> bool:
-    own = module.__dict__
-    marked = own.get(MARK) == switch.generation or own.get(DEPTH, 0) > 0
-    return marked or _everywhere()
 
 
 def _stands_for(replaced: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -107,7 +85,7 @@ def layer_forward(replaced: Callable[..., Any]) -> Callable[..., Any]:
 
     @_stands_for(replaced)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _accelerated(self):
+        if not is_marked(self):
             return replaced(self, *args, **kwargs)
         _check_cache(kwargs)
         _inside.depth += 1
@@ -124,7 +102,7 @@ def whole_forward(replaced: Callable[..., Any], adapter: Callable[..., Any]) -> 
 
     @_stands_for(replaced)
     def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not _accelerated(self) or hidden_states.device.type != "cpu":
+        if not is_marked(self) or hidden_states.device.type != "cpu":
             return replaced(self, hidden_states, *args, **kwargs)
         _check_cache(kwargs)
         _check_bounds(type(self).__name__, kwargs)
@@ -139,7 +117,7 @@ def model_forward(replaced: Callable[..., Any]) -> Callable[..., Any]:
 
     @_stands_for(replaced)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _accelerated(self) or _inside.packed:
+        if not is_marked(self) or _inside.packed:
             return replaced(self, *args, **kwargs)
         given = signature.bind_partial(self, *args, **kwargs).arguments
         given = {**given, **given.get("kwargs", {})}
@@ -150,41 +128,3 @@ def model_forward(replaced: Callable[..., Any]) -> Callable[..., Any]:
             _inside.packed = False
 
     return forward
-
-
-def check_packing(module: str, given: dict[str, Any]) -> bool:
-    """Return whether the arguments of a model say that a row is packed; raise where it fails.
-
-    The bounds keep states apart, and positions that start again attention: both are needed.
-    """
-    positions, mask = given.get("position_ids"), given.get("attention_mask")
-    if all(given.get(name) is None for name in BOUNDS):
-        if _restarts(positions, mask):
-            reject(
-                "position_ids", "a row of positions that start again",
-                "cu_seq_lens_q beside it (return_flash_attn_kwargs of DataCollatorWithFlattening), "
-                "or one sequence a row: no state is kept apart by positions",
-            )  # fmt: skip
-        return False
-    family = module.rsplit(".", 2)[-2]
-    if family in MIXING:
-        expected = f"one sequence a row: softmax attention of {family} mixes packed ones"
-        reject("cu_seq_lens_q", "packed sequences", expected)
-    if positions is None:
-        expected = "[1, N], from 0 on in every packed sequence, by which attention keeps them apart"
-        reject("position_ids", None, expected)
-    if mask is not None:
-        expected = "None: with a mask attention does not keep packed sequences apart"
-        reject("attention_mask", "a mask with packed sequences", expected)
-    return True
-
-
-def _restarts(positions: Any, mask: Any) -> bool:
-    """Return whether position_ids [1, N] start again, and not behind padding on the left."""
-    if not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[0] != 1:
-        return False
-    if not is_readable(positions):  # traced: it has no values to look at
-        return False
-    if isinstance(mask, Tensor) and not bool(mask.all()):
-        return False
-    return bool((positions.diff() < 0).any())

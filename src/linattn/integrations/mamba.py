@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linattn._validation import state_dtype
 from linattn.integrations.arguments import bounds, is_recorded, refuse_others
 from linattn.selective_scan import selective_scan
 
@@ -17,7 +18,7 @@ def _scan(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Run `selective_scan`, what has another dtype than x in float32 as the plain form has it."""
     dtype = x.dtype if z is None else torch.promote_types(x.dtype, z.dtype)
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    wide = state_dtype(dtype)
 
     def fits(y: Tensor | None) -> Tensor | None:
         return y if y is None or y.dtype == dtype else y.to(wide)
@@ -81,7 +82,8 @@ def mamba_selective_state_update(
     hidden_states x, dt, z [Bt, E], A [E, n], B and C [Bt, n].
     """
     refuse_others("selective_state_update", kwargs)
-    in_place = state.dtype == torch.float32 and not is_recorded(
+    dtype = hidden_states.dtype if z is None else torch.promote_types(hidden_states.dtype, z.dtype)
+    in_place = state.dtype == state_dtype(dtype) and not is_recorded(
         state, hidden_states, dt, A, B, C, D, dt_bias, z
     )
     o, after = _scan(

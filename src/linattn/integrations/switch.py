@@ -9,151 +9,21 @@ takes back all others: it does not serve here.
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import importlib
-import inspect
-import pkgutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from types import ModuleType
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
 from linattn._validation import reject
 from linattn.integrations import calls
-from linattn.integrations import transformers as adapters
+from linattn.integrations.marks import MARK, Mark, era, mark_of, mark_of_all
+from linattn.integrations.patches import Report, families, patch, unpatch
 
 TESTED = ("5.24", "5.26")  # from, below
-# Names in transformers' modeling modules that have an adapter of the same name.
-ADAPTED = (
-    "causal_conv1d_fn", "causal_conv1d_update", "torch_chunk_gated_delta_rule",
-    "torch_recurrent_gated_delta_rule", "chunk_kimi_delta_attention",
-    "recurrent_kimi_delta_attention", "mamba2_chunk_scan", "mamba2_selective_state_update",
-    "mamba_selective_scan", "mamba_selective_state_update",
-)  # fmt: skip
-# Functions of transformers around those.
-AROUND = ("causal_conv1d_forward", "mamba_scan_forward", "mamba2_scan_forward")
-# Layers whose forward as a whole has an adapter.
-WHOLE = {"MiniMaxLightningAttention": "minimax_lightning_attention"}
-# Those that are left alone, and why.
-LEFT = {
-    "mamba2_split_conv1d_scan_combined": "returns None without its package: the parts run",
-    "mamba_inner_fn": "returns None without its package: the parts run",
-}
-
-
-@dataclass
-class Report:
-    """What a switch has changed.
-
-    Attributes:
-        changed: function names by module.
-        left: reasons by "module.function".
-    """
-
-    changed: dict[str, list[str]] = field(default_factory=dict)
-    left: dict[str, str] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        lines = [f"{module}: {', '.join(names)}" for module, names in self.changed.items()]
-        return "\n".join([*lines, *(f"{name} left: {why}" for name, why in self.left.items())])
-
-
-def _put(owner: Any, name: str, make: Callable[..., Any], *arguments: Any) -> None:
-    """Put the stand-in that `make` gives for an attribute in its place, once."""
-    found = getattr(owner, name)
-    if calls.original(found) is None:
-        setattr(owner, name, make(found, *arguments))
-
-
-def _place(module: ModuleType, name: str) -> tuple[Any, str]:
-    """Return where the function that a modeling module has under this name is replaced.
-
-    The `kernels` package makes it a torch module of a class of its own, one in the file and one in
-    each layer, which it finds by its name.
-    """
-    found = getattr(module, name)
-    return (type(found), "forward") if isinstance(found, nn.Module) else (module, name)
-
-
-def _patch(module: ModuleType, report: Report) -> None:
-    """Put the stand-ins in a modeling module."""
-    short = module.__name__.rsplit(".", 1)[-1].removeprefix("modeling_")
-    for name in ADAPTED:
-        if hasattr(module, name):
-            owner, attribute = _place(module, name)
-            adapter, bound = getattr(adapters, name), int(attribute == "forward")
-            _put(owner, attribute, calls.function, name, adapter, bound)
-            report.changed.setdefault(short, []).append(name)
-    for name, adapter_name in WHOLE.items():
-        if hasattr(module, name):
-            adapter = getattr(adapters, adapter_name)
-            _put(getattr(module, name), "forward", calls.whole_forward, adapter)
-            report.changed.setdefault(short, []).append(name)
-    for name, why in LEFT.items():
-        if hasattr(module, name):
-            report.left[f"{short}.{name}"] = why
-    if short not in report.changed:
-        return
-    for kind in _own_classes(module):
-        if _calls_adapted(kind):
-            _put(kind, "forward", calls.layer_forward)
-        elif _is_model(kind) and "forward" in vars(kind):
-            _put(kind, "forward", calls.model_forward)
-
-
-def _own_classes(module: ModuleType) -> list[type]:
-    return [
-        kind
-        for kind in vars(module).values()
-        if isinstance(kind, type) and kind.__module__ == module.__name__
-    ]
-
-
-def _is_model(kind: type) -> bool:
-    from transformers import PreTrainedModel
-
-    return issubclass(kind, PreTrainedModel)
-
-
-def _calls_adapted(kind: type) -> bool:
-    """Return whether a method of a module class names a function of ADAPTED or AROUND."""
-    if not issubclass(kind, nn.Module) or "forward" not in vars(kind):
-        return False
-    methods = (inspect.unwrap(f) for f in vars(kind).values() if inspect.isfunction(f))
-    named = {name for method in methods for name in method.__code__.co_names}
-    return not named.isdisjoint((*ADAPTED, *AROUND))
-
-
-def _unpatch(module: ModuleType) -> None:
-    """Put a modeling module's own functions and forwards back."""
-    places = [_place(module, name) for name in ADAPTED if hasattr(module, name)]
-    places += [(kind, "forward") for kind in _own_classes(module)]
-    for owner, name in places:
-        own = calls.original(vars(owner).get(name))
-        if own is not None:
-            setattr(owner, name, own)
-
-
-def families() -> list[str]:
-    """Return the families of the installed transformers that call a function of ADAPTED or LEFT.
-
-    By their modeling files' text, without importing them.
-    """
-    import transformers.models as models
-
-    known = [*(f"def {name}(" for name in (*ADAPTED, *LEFT)), *(f"class {name}(" for name in WHOLE)]
-    found = []
-    for info in pkgutil.iter_modules(models.__path__):
-        for root in models.__path__:
-            path = f"{root}/{info.name}/modeling_{info.name}.py"
-            with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:
-                text = file.read()
-                if any(name in text for name in known):
-                    found.append(info.name)
-    return sorted(found)
 
 
 def _check_version() -> None:
@@ -185,45 +55,81 @@ def accelerate(model: nn.Module) -> Report:
         TypeError: no torch module.
     """
     report, parts = _patch_model(model)
-    for part in parts:
-        part.__dict__[calls.MARK] = calls.switch.generation
+    with era.lock:
+        for part in parts:
+            mark_of(part, _modeling(part)).lasting = True
     return report
+
+
+def _require_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        got = model.__name__ if isinstance(model, type) else type(model).__name__
+        reject("model", got, "a model of transformers", kind=TypeError)
 
 
 def _patch_model(model: nn.Module) -> tuple[Report, list[nn.Module]]:
     """Put stand-ins where the parts of a model need them; return the parts that have one."""
-    if not isinstance(model, nn.Module):
-        reject("model", type(model).__name__, "a model of transformers", kind=TypeError)
+    _require_model(model)
     _check_version()
     report = Report()
-    names = {type(part).__module__ for part in model.modules()}
-    for name in sorted(n for n in names if n.startswith("transformers.models.")):
-        _patch(sys.modules[name], report)
+    for name in sorted({name for part in model.modules() for name in _modeling(part)}):
+        patch(sys.modules[name], report)
     if not report.changed:
         report.left[type(model).__name__] = "it calls nothing that has an adapter"
     parts = []
     for name, part in model.named_modules():
-        if calls.original(type(part).forward) is None:
+        forwards = [vars(kind)["forward"] for kind in type(part).__mro__ if "forward" in vars(kind)]
+        if all(calls.original(forward) is None for forward in forwards):
             continue
         if "forward" in part.__dict__:
             report.left[name or type(part).__name__] = "its forward is not its class's own"
+        elif calls.original(forwards[0]) is None:
+            why = "its class has another forward: only what that calls of transformers' is changed"
+            report.left[name or type(part).__name__] = why
         parts.append(part)
     return report, parts
 
 
+def _modeling(part: nn.Module) -> tuple[str, ...]:
+    """Return the modeling modules of transformers that a layer's class and its bases are from."""
+    names = dict.fromkeys(kind.__module__ for kind in type(part).__mro__)
+    return tuple(name for name in names if name.startswith("transformers.models."))
+
+
+def _unpickled(lasting: bool, modules: tuple[str, ...]) -> Mark | None:
+    """Return the mark of a layer that comes from a pickle, in this process or another."""
+    if not lasting:
+        return None
+    for name in modules:
+        patch(importlib.import_module(name), Report())
+    return Mark(modules, lasting=True)
+
+
+def _reduced(mark: Mark) -> tuple[Any, ...]:
+    return _unpickled, (mark.is_lasting(), mark.modules)
+
+
+copyreg.pickle(Mark, _reduced)
+
+
 def decelerate(model: nn.Module | None = None) -> None:
-    """Undo `accelerate(model)`; with None undo all, and put transformers' own functions back."""
+    """Undo `accelerate(model)`; with None undo all, and put transformers' own functions back.
+
+    It ends with statements too, whose own ends then change nothing.
+
+    Raises:
+        TypeError: no torch module.
+    """
     if model is not None:
+        _require_model(model)
         for part in model.modules():
-            part.__dict__.pop(calls.MARK, None)
-            part.__dict__.pop(calls.DEPTH, None)
+            part.__dict__.pop(MARK, None)
         return
-    calls.switch.everywhere = False
-    calls.switch.generation += 1
-    vars(calls.switch).pop(calls.DEPTH, None)
+    with era.lock:
+        era.number += 1
     for name, module in list(sys.modules.items()):
         if name.startswith("transformers.models.") and module is not None:
-            _unpatch(module)
+            unpatch(module)
 
 
 def accelerate_transformers() -> Report:
@@ -233,7 +139,8 @@ def accelerate_transformers() -> Report:
     all back.
     """
     report = _patch_all()
-    calls.switch.everywhere = True
+    with era.lock:
+        mark_of_all().lasting = True
     return report
 
 
@@ -241,7 +148,7 @@ def _patch_all() -> Report:
     _check_version()
     report = Report()
     for name in families():
-        _patch(importlib.import_module(f"transformers.models.{name}.modeling_{name}"), report)
+        patch(importlib.import_module(f"transformers.models.{name}.modeling_{name}"), report)
     return report
 
 
@@ -252,21 +159,21 @@ def accelerated(model: nn.Module | None = None) -> Iterator[Report]:
     Several threads may be in one for the same model: it is accelerated until the last has left.
     """
     if model is None:
-        report, counted = _patch_all(), [vars(calls.switch)]
+        report, parts = _patch_all(), list[nn.Module]()
     else:
         report, parts = _patch_model(model)
-        counted = [part.__dict__ for part in parts]
-    _count(counted, 1)
+    with era.lock:
+        marks = [mark_of(part, _modeling(part)) for part in parts]
+        marks += [mark_of_all()] if model is None else []
+        for mark in marks:
+            mark.opened += 1
     try:
         yield report
     finally:
-        _count(counted, -1)
-
-
-def _count(counted: list[dict[str, Any]], by: int) -> None:
-    with calls.switch.lock:
-        for own in counted:
-            depth = max(0, own.get(calls.DEPTH, 0) + by)
-            own.pop(calls.DEPTH, None)
-            if depth:
-                own[calls.DEPTH] = depth
+        with era.lock:
+            for mark in marks:
+                mark.opened -= 1
+            for part in parts:
+                found = part.__dict__.get(MARK)
+                if found is not None and not found.is_on():
+                    del part.__dict__[MARK]
