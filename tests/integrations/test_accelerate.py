@@ -13,21 +13,11 @@ import warnings
 import pytest
 import torch
 from budget import results
-from tiny_families import tiny
+from tiny_families import tiny, tokens
 
 import linattn
 from linattn.integrations import calls, marks, patches
 from linattn.integrations import transformers as adapters
-
-
-@pytest.fixture(autouse=True)
-def _put_back():
-    yield
-    linattn.decelerate()
-
-
-def tokens(*shape):
-    return torch.randint(3, 96, shape)
 
 
 def test_gradient_checkpointing_recomputes_on_the_same_path():

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from budget import FACTOR, excess, noise, results
-from tiny_families import DENSE, FAMILIES, tiny
+from tiny_families import DENSE, FAMILIES, tiny, tokens
 
 import linattn
 from linattn.integrations import patches
@@ -27,16 +27,6 @@ REFUSED = {
     "glm5_next": "softmax attention of glm5_next mixes",
 }  # fmt: skip
 PAD = {"pad_token_id": 0, "eos_token_id": None, "do_sample": False}
-
-
-@pytest.fixture(autouse=True)
-def _put_back():
-    yield
-    linattn.decelerate()
-
-
-def tokens(*shape, seed=0):
-    return torch.randint(3, 96, shape, generator=torch.Generator().manual_seed(seed))
 
 
 def test_every_family_of_the_installed_transformers_is_known():

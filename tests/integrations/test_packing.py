@@ -2,20 +2,10 @@
 
 import pytest
 import torch
-from tiny_families import tiny
+from tiny_families import tiny, tokens
 
 import linattn
 from linattn.integrations import transformers as adapters
-
-
-@pytest.fixture(autouse=True)
-def _put_back():
-    yield
-    linattn.decelerate()
-
-
-def tokens(*shape):
-    return torch.randint(3, 96, shape)
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "olmo_hybrid"])

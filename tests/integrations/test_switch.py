@@ -8,21 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_families import tiny
+from tiny_families import tiny, tokens
 
 import linattn
 from linattn.integrations import marks
 from linattn.integrations import transformers as adapters
-
-
-@pytest.fixture(autouse=True)
-def _put_back():
-    yield
-    linattn.decelerate()
-
-
-def tokens(*shape):
-    return torch.randint(3, 96, shape)
 
 
 def model_and_logits():
@@ -78,7 +68,7 @@ def test_a_with_statement_leaves_no_mark():
 LOAD = """
 import pickle, sys, torch, linattn
 sys.path.insert(0, sys.argv[2])
-from tiny_families import tiny
+from tiny_families import tiny, tokens
 
 torch.manual_seed(0)
 x = torch.randint(3, 96, (1, 40))

@@ -107,3 +107,8 @@ def tiny(family, **changes):
             if p.dim() > 1 and not name.endswith("A_log"):
                 torch.nn.init.normal_(p, std=0.15)
     return model.float().eval()
+
+
+def tokens(*shape, seed=0):
+    """Return tokens that are no padding, the same for a shape and seed."""
+    return torch.randint(3, 96, shape, generator=torch.Generator().manual_seed(seed))

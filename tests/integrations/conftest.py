@@ -1,0 +1,9 @@
+import pytest
+
+import linattn
+
+
+@pytest.fixture(autouse=True)
+def _put_back():
+    yield
+    linattn.decelerate()
