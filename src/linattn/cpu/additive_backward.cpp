@@ -264,11 +264,15 @@ struct Backward {
 
   // What the division costs: r = G . o, with o made again from weights and state.
   void subtract_division(const Problem& p, const Matrix<T>& read, int c) {
+    const Vec<T> column = places<T>();
     for (int i = 0; i < kChunk; ++i) {
       const T numerator = dot_rows(weights, d_weights, i) + dot_rows(read, d_read, i) +
                           T(p.bias) * decay.read[i] * dot_row(G, i, sums[c].v);
       r[i] = numerator * norm[i];
-      for (int j = 0; j < kChunk; ++j) *d_weights.at(i, j) -= j <= i ? r[i] : T(0);
+      for (int j = 0; j <= i; j += kLanes<T>) {
+        const Vec<T> seen = column <= T(i - j) ? broadcast(r[i]) : Vec<T>{};
+        store(d_weights.at(i, j), load(d_weights.at(i, j)) - seen);
+      }
       for (int j = 0; j < d_read.cols; j += kLanes<T>)
         store(d_read.at(i, j), load(d_read.at(i, j)) - load(sums[c].k + j) * r[i]);
     }

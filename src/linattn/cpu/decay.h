@@ -44,11 +44,14 @@ struct TokenDecay {
 
   // Row i of pairs is row i - 1 times alpha_i, and 1 on the diagonal.
   void fill_pairs() const {
-    pairs.zero();
-    for (int i = 0; i < kChunk; ++i) {
-      for (int j = 0; j < i; j += kLanes<T>)
-        store(pairs.at(i, j), load(pairs.at(i - 1, j)) * alpha[i]);
-      *pairs.at(i, i) = 1;
+    const Vec<T> column = places<T>();
+    for (int j = 0; j < kChunk; j += kLanes<T>) {
+      Vec<T> row = {};
+      for (int i = 0; i < kChunk; ++i) {
+        const Vec<T> faded = column < T(i - j) ? row * alpha[i] : Vec<T>{};
+        row = column == T(i - j) ? broadcast(T(1)) : faded;
+        store(pairs.at(i, j), row);
+      }
     }
   }
 };
@@ -68,9 +71,7 @@ inline void decay_scores(const Matrix<T>& scores, const Matrix<T>& pairs) {
 // The lower triangle, with nothing but zeros above; `strict`: and on the diagonal.
 template <class T>
 inline void lower(const Matrix<T>& x, bool strict = false) {
-  Vec<T> column = {};
-  LINATTN_UNROLL
-  for (int l = 0; l < kLanes<T>; ++l) column[l] = T(l);
+  const Vec<T> column = places<T>();
   for (int i = 0; i < kChunk; ++i) {
     for (int j = 0; j < kChunk; j += kLanes<T>) {
       const T last = T(strict ? i - 1 - j : i - j);  // in this vector
@@ -101,11 +102,14 @@ inline T dot_row(const Matrix<T>& x, int i, const T* y) {
 }
 template <class T>
 inline T dot_all(const Matrix<T>& x, const Matrix<T>& y) {
-  Vec<T> s = {};
+  Vec<T> sums[4] = {};  // one would be a chain
   for (int j = 0; j < x.cols; j += kLanes<T>) {  // not the unused rest of the last panel
-    for (int i = 0; i < x.rows; ++i) s += load(x.at(i, j)) * load(y.at(i, j));
+    for (int i = 0; i < x.rows; i += 4) {
+      LINATTN_UNROLL
+      for (int r = 0; r < 4; ++r) sums[r] += load(x.at(i + r, j)) * load(y.at(i + r, j));
+    }
   }
-  return sum<T>(s);
+  return sum<T>(sums[0] + sums[1] + (sums[2] + sums[3]));
 }
 
 // The gradient of g_t is what crosses from before t to t or later, and nothing else:

@@ -80,12 +80,36 @@ template <class T>
 LINATTN_INLINE Vec<T> broadcast(T x) {
   return x - Vec<T>{};
 }
+// 0, 1, 2, ...
+template <class T>
+LINATTN_INLINE Vec<T> places() {
+  Vec<T> x = {};
+  LINATTN_UNROLL
+  for (int l = 0; l < kLanes<T>; ++l) x[l] = T(l);
+  return x;
+}
+#if !defined(__clang__)
+// x plus itself, turned by half of the first 2 * half lanes, and so on: no chain of 16 sums.
+template <class T, int half>
+LINATTN_INLINE Vec<T> fold(Vec<T> x) {
+  typename Vector<T>::integer other;
+  LINATTN_UNROLL
+  for (int i = 0; i < kLanes<T>; ++i) other[i] = i ^ half;
+  x += __builtin_shuffle(x, other);
+  if constexpr (half > 1) return fold<T, half / 2>(x);
+  return x;
+}
+#endif
 template <class T>
 LINATTN_INLINE T sum(Vec<T> x) {
+#if defined(__clang__)
   T s = 0;
   LINATTN_UNROLL
   for (int i = 0; i < kLanes<T>; ++i) s += x[i];
   return s;
+#else
+  return fold<T, kLanes<T> / 2>(x)[0];
+#endif
 }
 
 // A matrix in panels: columns j / pitch of all rows, then the next panel. A panel's rows follow
