@@ -47,6 +47,13 @@ LINATTN_INLINE void write_one(uint16_t* p, float x) { *p = to_bfloat16(x); }
 // read in the order of memory.
 constexpr int kVectors = 2 * LINATTN_TILE_VECTORS;
 
+// Asks for vector v of a row that will be wanted: a processor's own prefetching ends with a page.
+template <class T, class S>
+LINATTN_INLINE void ask(const S* row, int v) {
+  constexpr int bytes = kLanes<T> * sizeof(S);  // of a vector, where it is stored
+  if (v * bytes % 64 == 0) __builtin_prefetch(row + v * kLanes<T>, 1, 2);
+}
+
 template <class T>
 struct Token {
   T *q, *k, *v, *alpha, *o;  // [rows], [rows], [columns], [rows], [columns]
@@ -72,11 +79,15 @@ LINATTN_INLINE void columns(const Token<T>& x, const S* from, S* to, int j) {
     LINATTN_UNROLL
     for (int v = 0; v < NV; ++v) u[v] = (u[v] - o[v]) * x.beta, o[v] = Vec<T>{};
   }
+  // What is read next: rows to come (8 of 128 floats are a page), or the columns of the next pass.
+  size_t next = 8 * size_t(x.columns);
+  if (x.delta) next = j + NV * L < x.columns ? NV * L : size_t(x.rows) * x.columns - j;
   for (int i = 0; i < x.rows; ++i) {
     const Vec<T> key = broadcast(x.k[i]), query = broadcast(x.q[i]), alpha = broadcast(x.alpha[i]);
     const size_t row = size_t(i) * x.columns + j;
     LINATTN_UNROLL
     for (int v = 0; v < NV; ++v) {
+      ask<T>(from + row + next, v);
       const Vec<T> y = read(from + row + v * L) * alpha + u[v] * key;
       o[v] += y * query;
       write(to + row + v * L, y);
